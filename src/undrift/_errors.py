@@ -1,0 +1,39 @@
+"""Everything undrift raises on purpose.
+
+UndriftError
+├── OptionError            an option or preset that does not exist, or a value it cannot take
+├── CannotPerturb          a layer or network that cannot be perturbed faithfully
+├── PerturbationMismatch   a domain file that does not belong to this network
+├── DataError              a folder, file or batch that is not what was needed
+└── OutputError            a network output that is not a classifier's
+
+Each message is three facts: what we found, what we needed, what to do.
+"""
+
+
+class UndriftError(Exception):
+    """Base of all errors that undrift raises on purpose."""
+
+
+class OptionError(UndriftError):
+    """An option or preset does not exist, or cannot take the value given."""
+
+
+class CannotPerturb(UndriftError):
+    """A layer or a network cannot be perturbed faithfully."""
+
+
+class PerturbationMismatch(UndriftError):
+    """A domain file does not belong to this network."""
+
+
+class DataError(UndriftError):
+    """A folder, file or batch is not what was needed."""
+
+
+class OutputError(UndriftError):
+    """A network's output is not that of a classifier."""
+
+
+class UndriftWarning(UserWarning):
+    """Something that still works, and that the user should know."""
