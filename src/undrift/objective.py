@@ -1,0 +1,45 @@
+"""The objective of paper eq. 3: a likelihood of the unlabelled data, and the KL to the prior."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from undrift._errors import OptionError
+from undrift.perturb import Perturbed
+
+
+def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
+    """Return KL[q(Δw) || p(Δw)] per perturbed weight (first term of paper eq. 3), in closed form.
+
+    0.5 * (log prior_var - log_var - 1 + exp(log_var) / prior_var)
+
+    Each weight counts, however many share a variance. "mean" divides by the number of perturbed weights, "sum" is the
+    KL of the whole network.
+    """
+    if reduction not in ("mean", "sum"):
+        raise OptionError(f"reduction={reduction!r} is not one of mean, sum.")
+    noises = model.noises()
+    total = noises[0].kl()
+    for noise in noises[1:]:
+        total = total + noise.kl().to(total.device)
+    return total / sum(n.weights for n in noises) if reduction == "mean" else total
+
+
+def kl_term(model: Perturbed, size: int | None = None) -> Tensor:
+    """Return the KL as the objective adds it to a loss that is a mean over samples.
+
+    The paper's eq. 3 writes E[p(D|Δw)] for the expected likelihood; the bound needs its logarithm, E[log p(D|Δw)], and
+    that is what we compute: the unsupervised loss stands for −log p, a mean over samples. Divided by the data size,
+
+        loss + kl_weight · KL_sum / size        kl_reduction="bound", the true bound with kl_weight 1
+        loss + kl_weight · KL_mean              kl_reduction="mean", as released (kl_weight 0.01)
+
+    Args:
+        model: a perturbed network; its options say which of the two.
+        size: number of samples in the data set (in a stream: seen so far); needed for the bound.
+    """
+    if model.options.kl_reduction == "mean":
+        return model.options.kl_weight * kl(model)
+    if size is None or size < 1:
+        raise OptionError(f'size={size!r}: kl_reduction="bound" divides by the number of samples. Give it, at least 1.')
+    return model.options.kl_weight * kl(model, "sum") / size

@@ -1,0 +1,229 @@
+"""Put a variational perturbation on anybody's network, and take it off again."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from undrift import layers, norm, table
+from undrift._errors import CannotPerturb, UndriftError
+from undrift.key import Key, count_traced
+from undrift.noise import Noise, Rerun
+from undrift.options import Options, resolve
+from undrift.select import Choice, choose, matching, plain_name
+
+Hook = Callable[..., Any]
+
+
+def perturb(
+    net: nn.Module, options: Options | str = "paper", *, generator: torch.Generator | None = None, **changes: object
+) -> "Perturbed":
+    """Return the network with a zero-mean Gaussian on the weights of its layers: w_t = w_s + ε·exp(log_var / 2).
+
+    The network itself is changed in place, reversibly: hooks add noise behind its layers, norm layers work on copies of
+    their state, and all weights are frozen. Keys and weights of `net.state_dict()` stay what they are.
+
+    Args:
+        net: any module; layers may be convolutions, linear layers and attention.
+        options: a preset's name ("paper", "released") or Options.
+        generator: makes the noise reproducible; without it torch's global generator gives the seed.
+        **changes: single options by name, such as `estimator="drawn"` or `exclude="fc"`.
+
+    Returns:
+        The perturbed network: `model(x)` is noisy, `with model.off():` is the source, `model.remove()` undoes it.
+
+    Examples:
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+        >>> model = perturb(net, init_fraction=0.04)
+        >>> sorted(n for n, p in model.named_parameters() if p.requires_grad)
+        ['net.1.bias', 'net.1.weight', 'noise.0.log_var']
+    """
+    if not isinstance(net, nn.Module):
+        raise CannotPerturb(
+            f"got a {type(net).__name__}; undrift.perturb needs a torch.nn.Module. Give it the network."
+        )
+    _refuse_second(net)
+    chosen = resolve(options, changes)
+    choices = choose(net, chosen)
+    _guard_hooks()
+    return Perturbed(net, chosen, choices, generator)
+
+
+class Perturbed(nn.Module):
+    """A network with noise on its weights; made by `perturb`.
+
+    Attributes:
+        net: the user's network, hooked.
+        options: every choice that was made.
+        noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
+        norms: the policy of each norm layer.
+    """
+
+    def __init__(
+        self, net: nn.Module, options: Options, choices: list[Choice], generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.options = options
+        self._flags = [(m, m.training) for m in net.modules()]
+        self._grads = [(p, p.requires_grad) for p in net.parameters()]
+        self._handles: list[RemovableHandle] = []
+        self._off = 0
+        self._removed = False
+        self.net = net
+        first = next(p for p in (*net.parameters(), *net.buffers()) if p is not None)
+        self.key = Key(first.device, generator)
+        self.noise = nn.ModuleDict()
+        self.choices = choices
+        self.norms: list[norm.Norm] = []
+        root: nn.Module = getattr(net, "_orig_mod", net)  # a compiled network calls its original
+        self._before: list[tuple[nn.Module, Hook]] = [(root, self.key.begin)]
+        self._after: list[tuple[nn.Module, Hook]] = []
+        self._make_noise(choices)
+        self._make_norms()
+        self._after.append((root, self.key.end))
+        self._attach()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the network returns, noisy."""
+        if self._removed:
+            raise UndriftError("this perturbation was removed. Call the network itself, or undrift.perturb it again.")
+        return self.net(*args, **kwargs)
+
+    @contextmanager
+    def off(self) -> Iterator[nn.Module]:
+        """Give the source network, bit for bit, for the length of a `with` block."""
+        self._off += 1
+        if self._off == 1 and not self._removed:
+            self._detach()
+        try:
+            yield self.net
+        finally:
+            self._off -= 1
+            if self._off == 0 and not self._removed:
+                self._attach()
+
+    def remove(self) -> nn.Module:
+        """Take the perturbation off and return the network as it was: outputs, tensors, hooks and flags."""
+        if self._removed:
+            return self.net
+        self._removed = True
+        if not self._off:
+            self._detach()
+        for module, flag in self._flags:
+            module.training = flag
+        return self.net
+
+    def reseed(self, generator: torch.Generator | int | None = None) -> None:
+        """Start the noise anew: the same seed gives the same noise, step by step."""
+        self.key.reseed(generator)
+
+    def noises(self) -> list[Noise]:
+        """Return the noise of each perturbed weight."""
+        return list(self.noise.values())  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return table.render(self)
+
+    def _attach(self) -> None:
+        """Freeze the weights, put the adapted norm state in, hook everything up."""
+        self.key.enabled = True
+        for parameter, _ in self._grads:
+            parameter.requires_grad_(False)
+        for policy in self.norms:
+            policy.exchange()
+        # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
+        # input that the layer will get, so it comes after. The order is the same after every off().
+        for module, hook in self._before:
+            self._handles.append(module.register_forward_pre_hook(hook))
+        for module, hook in reversed(self._after):
+            self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+
+    def _detach(self) -> None:
+        """Undo `_attach`. Hooks go too: some modules (nn.TransformerEncoderLayer) compute differently with hooks on."""
+        self.key.enabled = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for policy in self.norms:
+            policy.exchange()
+        for parameter, flag in self._grads:
+            parameter.requires_grad_(flag)
+
+    def _make_noise(self, choices: list[Choice]) -> None:
+        by_weight: dict[int, Noise] = {}
+        for choice in choices:
+            if choice.why_not is not None:
+                continue
+            layer = choice.layer
+            energy = self.options.first_energy if choice is choices[0] else self.options.energy
+            sharing = self.options.conv_sharing if layers.kind(layer) in {"conv", "conv_transpose"} else None
+            noises = {}
+            for name in layers.weight_names(layer):
+                holder, _, attribute = name.rpartition(".")
+                module = layer.get_submodule(holder)
+                weight = layers.effective_weight(module, attribute)
+                # Two modules that share one parameter share its perturbation.
+                tied = id(module._parameters.get(attribute, module))
+                if tied not in by_weight:
+                    by_weight[tied] = noise = Noise(
+                        module,
+                        weight,
+                        sharing or self.options.linear_sharing,
+                        energy,
+                        self.options,
+                        self.key,
+                        len(by_weight),
+                    )
+                    self.noise[slot(choice.name, name)] = noise
+                    self.key.waiting[noise.number] = choice.name
+                noises[name] = by_weight[tied]
+            hook: Hook = Rerun(noises).drawn
+            if layers.is_standard(layer):
+                hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
+            self._after.append((layer, hook))
+
+    def _make_norms(self) -> None:
+        copies: dict[int, Tensor] = {}
+        for name, layer in self.net.named_modules():
+            if isinstance(layer, norm.KINDS):
+                plain = plain_name(name)
+                policy = norm.Norm(plain, layer, self.options, bool(matching(plain, self.options.frozen)), self.key)
+                policy.copy(copies)
+                self.norms.append(policy)
+                self._before.append((layer, policy.before))
+                self._after.append((layer, policy.after))
+
+
+def slot(layer: str, weight: str) -> str:
+    """Return the name a weight's noise is registered under: module names may not hold dots."""
+    own = layer.replace(".", "/") or "(root)"
+    return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"
+
+
+def _refuse_second(net: nn.Module) -> None:
+    for name, module in net.named_modules():
+        if isinstance(module, Perturbed) or any(
+            isinstance(getattr(hook, "__self__", None), Key) for hook in module._forward_pre_hooks.values()
+        ):
+            where = f"{type(net).__name__}.{name}" if name else type(net).__name__
+            raise CannotPerturb(
+                f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
+                "Use the perturbed network you have, or take it off first: net = model.remove()."
+            )
+
+
+def _guard_hooks() -> None:
+    """Make torch.compile look at hooks before it runs a compiled network again.
+
+    By default Dynamo does not: a network compiled before it was perturbed, or a twin of its class, would run on without
+    noise. What was compiled under the old rule is forgotten once.
+    """
+    import torch._dynamo as dynamo
+
+    dynamo.assume_constant_result(count_traced)
+    if dynamo.config.skip_nnmodule_hook_guards:
+        dynamo.config.skip_nnmodule_hook_guards = False
+        dynamo.reset()

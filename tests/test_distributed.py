@@ -1,0 +1,81 @@
+"""Two processes: ranks stay equal, and together they are one process on the joined batch."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+import undrift
+from support import convnet, images
+
+STEPS, SHARE = 10, 4
+
+
+def adapt(model: torch.nn.Module, perturbed: undrift.Perturbed, batches: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    optimiser = torch.optim.SGD([p for p in perturbed.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+    for x in batches:
+        logits = model(x)
+        entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+        loss = entropy + 0.1 * undrift.kl(perturbed)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return {name: p.detach().clone() for name, p in perturbed.named_parameters() if p.requires_grad}
+
+
+def perturbed(statistics: str, estimator: str, seed: int) -> undrift.Perturbed:
+    torch.manual_seed(0)
+    net = convnet()
+    # Ranks that were given other seeds must agree all the same: DDP sends rank 0's.
+    return undrift.perturb(
+        net,
+        norm_statistics=statistics,
+        estimator=estimator,
+        init_fraction=0.1,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def work(rank: int, port: int, statistics: str, estimator: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        model = perturbed(statistics, estimator, seed=5 + rank)
+        parallel = DistributedDataParallel(model)
+        batches = [images(2 * SHARE, seed=s)[rank * SHARE : (rank + 1) * SHARE] for s in range(STEPS)]
+        torch.save(adapt(parallel, model, batches), Path(folder) / f"{rank}.pt")
+    finally:
+        distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("statistics", "estimator"), [("source", "local"), ("source", "drawn"), ("batch", "local"), ("moving", "local")]
+)
+def test_two_processes(statistics: str, estimator: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (free_port(), statistics, estimator, folder), nprocs=2)
+        first, second = (torch.load(Path(folder) / f"{r}.pt", weights_only=True) for r in range(2))
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+    start = {
+        n: p.detach().clone() for n, p in perturbed(statistics, estimator, 5).named_parameters() if p.requires_grad
+    }
+    assert all(not torch.equal(first[n], start[n]) for n in first)
+    if statistics == "source":
+        model = perturbed(statistics, estimator, seed=5)
+        alone = adapt(model, model, [images(2 * SHARE, seed=s) for s in range(STEPS)])
+        for name in first:
+            torch.testing.assert_close(first[name], alone[name], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,43 @@
+"""The table that a perturbed network prints, and its exact counts."""
+
+import torch
+
+import undrift
+from support import convnet
+from undrift import zoo
+from undrift.table import rows, totals
+
+
+def test_wide_resnet_counts() -> None:
+    with torch.device("meta"):
+        net = zoo.wrn28_10()
+    count = totals(undrift.perturb(net.to_empty(device="cpu")))
+    assert (count.log_variances, count.norm_affine) == (16_496, 17_952)
+    assert (count.learnables, count.unshared) == (34_448, 36_479_184)
+
+
+def test_resnet50_with_a_bottleneck_counts() -> None:
+    with torch.device("meta"):
+        net = zoo.shot_resnet50(65)
+    model = undrift.perturb(net.to_empty(device="cpu"), frozen="classifier")
+    assert (totals(model).learnables, totals(model).unshared) == (604_480, 24_032_832)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == 604_480
+
+
+def test_the_table_names_every_layer_and_adds_up() -> None:
+    model = undrift.perturb(convnet(), exclude="8", init_fraction=0.04)
+    text = str(model)
+    lines = [line for line in text.splitlines() if line[:1].isdigit()]
+    assert [line.split()[:2] for line in lines[:5]] == [
+        ["0", "Conv2d"],
+        ["1", "BatchNorm2d"],
+        ["3", "Conv2d"],
+        ["4", "GroupNorm"],
+        ["8", "Linear"],
+    ]
+    assert "no: excluded (8)" in text
+    assert "0.2" in lines[0]  # σ is a fifth of the kernel's standard deviation
+    assert sum(row.learnables for row in rows(model)) == totals(model).learnables
+    assert "2 of 3 layers perturbed: 48 learnables = 16 log-variances + 32 norm affine" in text
+    assert "0.2 kB beside a network of" in text
