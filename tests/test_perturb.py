@@ -394,3 +394,20 @@ def test_autocast_keeps_its_type(estimator: str) -> None:
         seen.append(y.dtype)
         assert torch.is_autocast_enabled("cpu")
     assert seen == [torch.bfloat16]
+
+
+def test_the_mean_network_has_norm_policies_but_no_noise() -> None:
+    model = undrift.perturb(convnet(), norm_statistics="moving")
+    model(images())
+    kept = model.net[1].running_mean.clone()
+    with model.mean():
+        a, b = model(images()), model(images())
+    assert torch.equal(a, b)
+    assert torch.equal(model.net[1].running_mean, kept)
+    with model.off():
+        assert not torch.equal(model(images()), a)
+    with model.rest():
+        assert not torch.equal(model(images()), a)
+        assert torch.equal(model.net[1].running_mean, kept)
+    model(images())
+    assert not torch.equal(model.net[1].running_mean, kept)

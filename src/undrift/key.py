@@ -93,7 +93,8 @@ class Key(nn.Module):
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.ident = next(_idents)
-        self.enabled = True
+        self.enabled = True  # the perturbation as a whole
+        self.noisy = True  # its noise; the mean network has norm policies, but no noise
         self.calls = 0
         self.traced = False  # a graph that holds the whole forward pass is being captured
         self.recording = False
@@ -128,7 +129,7 @@ class Key(nn.Module):
     def end(self, _net: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Close the step; after the first, name the layers that the forward pass never called."""
         self.traced = False
-        if self.enabled and self.waiting and not torch.compiler.is_compiling():
+        if self.noisy and self.waiting and not torch.compiler.is_compiling():
             self._warn_waiting()
 
     @_disable_dynamo

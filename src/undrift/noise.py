@@ -91,7 +91,7 @@ class Noise(nn.Module):
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        if not self.key.enabled:
+        if not self.key.noisy:
             return None
         x, batched = self._input(layer, args, kwargs, output)
         y = output if batched else output.unsqueeze(0)
@@ -103,7 +103,7 @@ class Noise(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add the layer's response to one draw of Δw for the whole batch."""
-        if not self.key.enabled:
+        if not self.key.noisy:
             return None
         x, _ = self._input(layer, args, kwargs, output)
         with torch.autocast(x.device.type, enabled=False):
@@ -137,7 +137,7 @@ class Rerun(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
         """Return the module's output under one draw of its weights."""
-        if self.running or not self._noises[0][1].key.enabled:
+        if self.running or not self._noises[0][1].key.noisy:
             return None
         weights = {}
         for name, noise in self._noises:

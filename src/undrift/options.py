@@ -86,13 +86,16 @@ class Options:
     stream_lr: float = _option(5e-4, "learning rate of a stream", least=0)
     adapt_optimiser: Optimiser = _option("sgd", "optimiser over epochs")
     adapt_lr: float = _option(2e-3, "learning rate over epochs", least=0)
+    log_var_lr_scale: float = _option(1.0, "learning rate of log-variances over that of norm affine", least=0)
+    fast: tuple[str, ...] = _option((), "name patterns of layers that learn faster (a new bottleneck)")
+    fast_lr_scale: float = _option(10.0, "learning rate of those layers over the others'", least=0)
     momentum: float = _option(0.9, "momentum of SGD", least=0)
     weight_decay: float = _option(
         1e-3, "weight decay over epochs, on norm affine only, never on log-variances", least=0
     )
 
     def __post_init__(self) -> None:
-        for name in ("layers", "exclude", "frozen", "types"):
+        for name in ("layers", "exclude", "frozen", "types", "fast"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         hints = get_type_hints(type(self))

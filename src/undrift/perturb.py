@@ -105,6 +105,25 @@ class Perturbed(nn.Module):
             if self._off == 0 and not self._removed:
                 self._attach()
 
+    @contextmanager
+    def mean(self) -> Iterator["Perturbed"]:
+        """Give the adapted network without noise, its moving statistics at rest, for the length of a `with` block."""
+        noisy, moving = self.key.noisy, self.key.training
+        self.key.noisy = self.key.training = False
+        try:
+            yield self
+        finally:
+            self.key.noisy, self.key.training = noisy, moving
+
+    @contextmanager
+    def rest(self) -> Iterator["Perturbed"]:
+        """Keep moving statistics where they are, for the length of a `with` block."""
+        moving, self.key.training = self.key.training, False
+        try:
+            yield self
+        finally:
+            self.key.training = moving
+
     def remove(self) -> nn.Module:
         """Take the perturbation off and return the network as it was: outputs, tensors, hooks and flags."""
         if self._removed:

@@ -85,7 +85,7 @@ def _counted(candidates: Sequence[Choice], options: Options) -> list[Choice]:
 
 
 def _check_patterns(options: Options, names: Sequence[str]) -> None:
-    for option in ("layers", "exclude", "frozen"):
+    for option in ("layers", "exclude", "frozen", "fast"):
         for pattern in getattr(options, option):
             if not any(matching(name, [pattern]) for name in names):
                 raise OptionError(
