@@ -1,0 +1,31 @@
+"""Source networks by name, with the parameter names of the checkpoints that people have.
+
+`build` makes one, `load` fills it from a checkpoint, `transfer` starts a new domain from ImageNet's weights, and
+`preprocess` says what its images must look like.
+
+    >>> from undrift import zoo
+    >>> zoo.names()
+    ('digits', 'resnet50', 'resnet50_v1', 'resnext29', 'shot_resnet50', 'shot_resnet50_v1', 'wrn28_10', 'wrn40_2')
+    >>> network = zoo.build("wrn40_2", classes=10)
+"""
+
+from ._digits import digits
+from ._registry import build, load, names, preprocess, transfer
+from ._resnet import resnet50
+from ._resnext import resnext29
+from ._shot import shot_resnet50
+from ._wideresnet import wrn28_10, wrn40_2
+
+__all__ = [
+    "build",
+    "digits",
+    "load",
+    "names",
+    "preprocess",
+    "resnet50",
+    "resnext29",
+    "shot_resnet50",
+    "transfer",
+    "wrn28_10",
+    "wrn40_2",
+]

@@ -1,0 +1,103 @@
+"""Checkpoints read without unpickling code: safetensors, or PyTorch files restricted to weights."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from undrift._errors import DataError
+
+UNREADABLE = (
+    *(pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, AttributeError),
+    *(KeyError, IndexError, OverflowError, MemoryError, AssertionError),
+)
+"""What `torch.load` is known to raise on files that are broken or hold more than weights."""
+
+WRAPPERS = ("state_dict", "model", "model_state_dict")
+"""Keys under which training programs put the weights beside an optimiser's state."""
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a checkpoint's tensors, floating ones in float32, and its text header (empty for PyTorch files)."""
+    if not path.is_file():
+        raise DataError(
+            f"there is no file {path}; needed: a checkpoint (.safetensors, or a PyTorch file of weights). "
+            "Check the path, or train one with `undrift train`."
+        )
+    tensors, header = _safetensors(path) if path.suffix == ".safetensors" else (_torch(path), {})
+    tensors = {name.removeprefix("module."): value for name, value in tensors.items()}  # left by nn.DataParallel
+    return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}, header
+
+
+def fill(network: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+    """Copy `tensors` into `network`: every name must be there, every shape must match, nothing may be left over.
+
+    Only BatchNorm's count of batches may be missing, as nothing but cumulative averages reads it.
+    """
+    needed = network.state_dict()
+    missing = [name for name in needed if name not in tensors and not name.endswith("num_batches_tracked")]
+    extra = [name for name in tensors if name not in needed]
+    shapes = [
+        f"{name} {tuple(value.shape)} instead of {tuple(needed[name].shape)}"
+        for name, value in tensors.items()
+        if name in needed and value.shape != needed[name].shape
+    ]
+    if missing or extra or shapes:
+        found = [_some(missing, "missing"), _some(extra, "unknown"), _some(shapes, "of another shape")]
+        raise DataError(
+            f"{what} does not fit: {'; '.join(filter(None, found))}. Needed: exactly the {len(needed)} tensors of this "
+            f"network. Name the network that the file was trained with ({_guess(tensors)})."
+        )
+    network.load_state_dict({**needed, **tensors}, strict=True)
+
+
+def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); needed: a safetensors file. It may be cut short: copy it again, or "
+            "give a PyTorch file its own ending (.pt)."
+        ) from error
+
+
+def _torch(path: Path) -> dict[str, Tensor]:
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
+        raise DataError(
+            f"{path} is not a file of weights alone ({type(error).__name__}); needed: a state_dict, as undrift never "
+            "runs code out of a checkpoint. Where you trust it, load it yourself and save its state_dict()."
+        ) from error
+    for key in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise DataError(
+            f"{path} holds a {type(content).__name__} that is no mapping of names to tensors; needed: a state_dict, "
+            f"alone or under {', '.join(WRAPPERS)}. Save the network's state_dict()."
+        )
+    return {str(name): value for name, value in content.items()}
+
+
+def _some(names: list[str], what: str) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"{len(names)} {what} ({shown})" if names else ""
+
+
+def _guess(tensors: Mapping[str, Tensor]) -> str:
+    signs = {
+        "bottleneck.linear.weight": "its names are shot_resnet50's",
+        "block1.layer.0.conv1.weight": "its names are a WideResNet's",
+        "conv_1_3x3.weight": "its names are ResNeXt-29's",
+        "layer4.2.conv3.weight": "its names are a ResNet-50's",
+        "conv4.weight": "its names are digits'",
+    }
+    known = (text for sign, text in signs.items() if any(name.endswith(sign) for name in tensors))
+    return next(known, "its names are of no network in the zoo")
