@@ -164,3 +164,16 @@ def test_tied_norm_parameters_stay_tied() -> None:
     assert net[1].weight is net[2].weight
     model.remove()
     assert net[1].weight is net[2].weight is a.weight
+
+
+def test_norm_layers_called_by_keyword() -> None:
+    class ByKeyword(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.norm(input=x))
+
+    for statistics in ("source", "batch", "moving"):
+        assert undrift.perturb(ByKeyword(), norm_statistics=statistics)(images()).shape == (6, 2, 8, 8)

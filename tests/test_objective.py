@@ -98,3 +98,11 @@ def test_perturbation_and_bayesian_network_have_one_objective() -> None:
     torch.testing.assert_close(perturbation, bayesian, rtol=1e-5, atol=1e-5)
     for name, log_var in log_vars.items():
         torch.testing.assert_close(model.noise[name].log_var.grad, log_var.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_control_without_noise_has_no_kl() -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.0)
+    value = undrift.kl_term(model, size=10)
+    value.backward()
+    assert value.detach() == 0
+    assert all((n.log_var.grad == 0).all() for n in model.noises())

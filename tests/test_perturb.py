@@ -411,3 +411,19 @@ def test_the_mean_network_has_norm_policies_but_no_noise() -> None:
         assert torch.equal(model.net[1].running_mean, kept)
     model(images())
     assert not torch.equal(model.net[1].running_mean, kept)
+
+
+def test_torchscript_is_refused() -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(undrift.CannotPerturb, match="TorchScript"):
+        undrift.perturb(scripted)
+
+
+def test_other_modules_with_weights_are_named() -> None:
+    net = nn.ModuleDict({"rnn": nn.LSTM(3, 3), "words": nn.Embedding(5, 3), "head": nn.Linear(3, 2)})
+    lines = repr(undrift.perturb(net)).splitlines()
+    assert sum("no: not a convolution, linear or attention layer" in line for line in lines) == 2

@@ -116,7 +116,7 @@ class Key(nn.Module):
 
     # Hooks of the root ------------------------------------------------------------------------------------------
 
-    def begin(self, _net: nn.Module, _args: Any) -> None:
+    def begin(self, _net: nn.Module, _args: Any, _kwargs: Any) -> None:
         """Open a step: noise from here on differs from all before."""
         if not self.enabled:
             return

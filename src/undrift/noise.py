@@ -54,9 +54,14 @@ class Noise(nn.Module):
         return self._key[0]
 
     def kl(self) -> Tensor:
-        """Return KL[q(Δw) || p(Δw)] summed over the weights: each counts, however many share a variance."""
+        """Return KL[q(Δw) || p(Δw)] summed over the weights: each counts, however many share a variance.
+
+        A variance of exactly 0 (init_fraction=0, the control without noise) is no perturbation and has no KL.
+        """
         ratio = self.log_var - self.prior_var.log()
-        per_variance = 0.5 * (ratio.exp() - 1 - ratio)
+        random = ratio > -torch.inf
+        ratio = torch.where(random, ratio, 0)
+        per_variance = torch.where(random, 0.5 * (ratio.exp() - 1 - ratio), 0)
         return per_variance.sum() * (self.weights / self.log_var.numel())
 
     def relative_std(self) -> Tensor:
@@ -85,7 +90,7 @@ class Noise(nn.Module):
         sigma = (0.5 * self.log_var).exp()
         if self.sharing == "kernel":
             sigma = layers.per_weight(layer, sigma, torch.empty(shape, device="meta"))
-        return sigma * normal(self.key.of(self.number), shape)
+        return sigma * normal(self.key.of(self.number).to(sigma.device), shape)
 
     # Hooks ------------------------------------------------------------------------------------------------------
 
@@ -97,7 +102,8 @@ class Noise(nn.Module):
         y = output if batched else output.unsqueeze(0)
         with torch.autocast(x.device.type, enabled=False):
             std = self.std(layer, x if batched else x.unsqueeze(0), y.shape)
-            noise = std * normal(self.key.next(self.number), y.shape, first_row=rank() * y.shape[0]).to(std.dtype)
+            key = self.key.next(self.number).to(x.device)
+            noise = std * normal(key, y.shape, first_row=rank() * y.shape[0]).to(std.dtype)
         # Noise in float32, cast last: autocast must not turn its outputs into float32.
         return output + (noise if batched else noise.squeeze(0)).to(output.dtype)
 

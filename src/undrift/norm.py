@@ -67,11 +67,11 @@ class Norm:
 
     # Hooks ------------------------------------------------------------------------------------------------------
 
-    def before(self, layer: Any, args: tuple[Any, ...]) -> None:
+    def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Set the layer to its policy: batch statistics, or the kept ones, after they have moved."""
         if not self.key.enabled or self.statistics is None:
             return
-        x: Tensor = args[0]
+        x: Tensor = args[0] if args else kwargs["input"]
         if self.statistics == "batch":
             self._refuse_single(x)
         elif self.statistics == "moving" and self.key.training:
@@ -114,14 +114,15 @@ class Norm:
         old_var: Tensor = layer.running_var
         if x.numel() // x.shape[1] == 1:
             return old_mean, old_var  # one value has no variance
-        x = x.to(old_mean.dtype)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         positions = tuple(range(2, x.ndim))
         instances = isinstance(layer, _InstanceNorm)
         var = x.var(dim=positions).mean(0) if instances else x.var(dim=(0, *positions))
         mean = x.mean(dim=(0, *positions))
         # A NaN or infinite image must not stay in the average for ever.
         sound = torch.isfinite(mean) & torch.isfinite(var)
-        return (
-            torch.where(sound, torch.lerp(old_mean, mean, self.momentum), old_mean),
-            torch.where(sound, torch.lerp(old_var, var, self.momentum), old_var),
-        )
+
+        def moved(old: Tensor, new: Tensor) -> Tensor:
+            return torch.where(sound, torch.lerp(old.to(new.dtype), new, self.momentum).to(old.dtype), old)
+
+        return moved(old_mean, mean), moved(old_var, var)

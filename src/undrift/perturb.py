@@ -45,6 +45,11 @@ def perturb(
         raise CannotPerturb(
             f"got a {type(net).__name__}; undrift.perturb needs a torch.nn.Module. Give it the network."
         )
+    if isinstance(net, torch.jit.ScriptModule):
+        raise CannotPerturb(
+            f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; the perturbation needs the Python module. "
+            "Build the network from its class and load its state_dict."
+        )
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
@@ -156,7 +161,7 @@ class Perturbed(nn.Module):
         # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
         # input that the layer will get, so it comes after. The order is the same after every off().
         for module, hook in self._before:
-            self._handles.append(module.register_forward_pre_hook(hook))
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for module, hook in reversed(self._after):
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
 

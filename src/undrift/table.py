@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from undrift import layers
+from undrift.select import plain_name
 
 if TYPE_CHECKING:
     from undrift.perturb import Perturbed
@@ -63,10 +64,11 @@ def rows(model: "Perturbed") -> list[Row]:
 
     choices = {id(c.layer): c for c in model.choices}
     policies = {id(p.layer): p for p in model.norms}
+    inner = {id(m) for c in model.choices if layers.kind(c.layer) == "attention" for m in c.layer.modules()}
     by_name = dict(zip(model.noise, model.noises(), strict=True))
     out: list[Row] = []
     seen: set[int] = set()
-    for module in model.net.modules():
+    for name, module in model.net.named_modules():
         if choice := choices.get(id(module)):
             names = [slot(choice.name, w) for w in layers.weight_names(module)]
             noises = [by_name[n] for n in names if n in by_name]
@@ -84,6 +86,9 @@ def rows(model: "Perturbed") -> list[Row]:
             statistics = f"statistics: {policy.statistics}, " if policy.statistics else ""
             what = f"{statistics}affine {'trained' if affine else 'fixed'}"
             out.append(Row(policy.name or "(root)", type(module).__name__, what, "", sum(p.numel() for p in affine)))
+        elif id(module) not in inner and any(p is not None and p.ndim > 1 for p in module._parameters.values()):
+            what = "no: not a convolution, linear or attention layer"
+            out.append(Row(plain_name(name), type(module).__name__, what, "", 0))
     return out
 
 
