@@ -1,8 +1,7 @@
 """The optimiser's groups: each learnable once, log-variances without weight decay."""
 
-from support import convnet, learnables
-
 import undrift
+from support import convnet, learnables
 from undrift.optimise import make_optimiser
 
 

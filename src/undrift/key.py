@@ -53,7 +53,8 @@ def normal(key: Tensor, shape: Sequence[int], first_row: int = 0) -> Tensor:
     pairs = (numbers + 1) // 2
     row = torch.arange(first_row + 1, first_row + rows + 1, device=key.device)
     counter = torch.arange(1, pairs + 1, device=key.device)
-    bits = mix(mix(key + row * _GOLDEN)[:, None] + counter * _GOLDEN)
+    # SplitMix64's states, key·γ + n·γ. The key is added first: the compiler would take n·γ for an index and overflow.
+    bits = mix((mix((key + row) * _GOLDEN)[:, None] + counter) * _GOLDEN)
     # Box-Muller on the two halves; + 0.5 keeps the logarithm finite.
     radius = torch.sqrt(-2 * torch.log((_shift(bits, 32).float() + 0.5) * 2**-32))
     angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2**-32)
@@ -174,6 +175,13 @@ class Key(nn.Module):
         """
         # Inside one graph the recomputed part reads the same tensors; only there is a ticket not needed.
         return make() if self._in_graph() else self._replay(make, number)
+
+    def mode(self) -> tuple[bool, bool]:
+        """Return whether noise is on and whether statistics move, as it was when this part of the network first ran.
+
+        By the time a checkpointed part runs again, `mean()` and `rest()` are over.
+        """
+        return self.once(lambda: (self.noisy, self.training))
 
     def _in_graph(self) -> bool:
         return torch.compiler.is_compiling() and self.traced

@@ -96,7 +96,7 @@ class Noise(nn.Module):
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        if not self.key.noisy:
+        if not self.key.mode()[0]:
             return None
         x, batched = self._input(layer, args, kwargs, output)
         y = output if batched else output.unsqueeze(0)
@@ -109,7 +109,7 @@ class Noise(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add the layer's response to one draw of Δw for the whole batch."""
-        if not self.key.noisy:
+        if not self.key.mode()[0]:
             return None
         x, _ = self._input(layer, args, kwargs, output)
         with torch.autocast(x.device.type, enabled=False):
@@ -143,7 +143,7 @@ class Rerun(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
         """Return the module's output under one draw of its weights."""
-        if self.running or not self._noises[0][1].key.noisy:
+        if self.running or not self._noises[0][1].key.mode()[0]:
             return None
         weights = {}
         for name, noise in self._noises:

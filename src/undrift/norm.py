@@ -45,6 +45,7 @@ class Norm:
 
     def exchange(self) -> None:
         """Put the tensors that wait here into the layer, and those of the layer here."""
+        self.settle()
         for name, tensor in self._tensors().items():
             other = self.away[name]
             if other is not None and tensor is not None:
@@ -71,10 +72,11 @@ class Norm:
         """Set the layer to its policy: batch statistics, or the kept ones, after they have moved."""
         if not self.key.enabled or self.statistics is None:
             return
+        self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
         if self.statistics == "batch":
             self._refuse_single(x)
-        elif self.statistics == "moving" and self.key.training:
+        elif self.statistics == "moving" and self.key.mode()[1]:
             self._move(layer, x)
         self.flags = {"training": layer.training, "track_running_stats": bool(layer.track_running_stats)}
         batch_norm = isinstance(layer, _BatchNorm)
@@ -83,9 +85,14 @@ class Norm:
         layer.training = self.statistics == "batch" and batch_norm
         layer.track_running_stats = self.statistics != "batch"
 
-    def after(self, layer: Any, _args: Any, _kwargs: Any, _output: Any) -> None:
+    def after(self, _layer: Any, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Give the layer its own flags back."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Give the layer its own flags back; a forward pass that raised could not."""
         if self.flags:
+            layer: Any = self.layer
             layer.training = self.flags["training"]
             layer.track_running_stats = self.flags["track_running_stats"]
             self.flags = {}
