@@ -1,0 +1,63 @@
+"""The adapted part of a network, and the modes it works in while we use it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import PerturbationMismatch
+from undrift.key import Key
+from undrift.perturb import Perturbed
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode for the length of a `with` block; each gets its own flag back."""
+    flags = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def keeping_noise(key: Key) -> Iterator[None]:
+    """Put the noise back to where it stood at the start of a `with` block."""
+    seed, step = key.seed.clone(), key.step.clone()
+    kept = key.calls, key.current, key.recording
+    try:
+        yield
+    finally:
+        key.seed.copy_(seed)
+        key.step.copy_(step)
+        key.calls, key.current, key.recording = kept
+
+
+def adapted(model: Perturbed) -> dict[str, Tensor]:
+    """Return all that adaptation changes, by its name in the state dict: learnables, norm state, and the noise's."""
+    tensors: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    norms = {id(b) for policy in model.norms for b in policy.layer._buffers.values() if b is not None}
+    tensors |= {n: b for n, b in model.named_buffers() if id(b) in norms}
+    return tensors | {"key.seed": model.key.seed, "key.step": model.key.step}
+
+
+def snapshot(model: Perturbed) -> dict[str, Tensor]:
+    """Return a copy of the adapted state."""
+    return {name: tensor.detach().clone() for name, tensor in adapted(model).items()}
+
+
+@torch.no_grad()
+def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
+    """Put an adapted state back, all of it or nothing."""
+    own = adapted(model)
+    wrong = [n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape]
+    if wrong:
+        raise PerturbationMismatch(
+            f"the saved state and this network differ in {', '.join(sorted(wrong)[:5])} ({len(wrong)} in all); every "
+            "name and shape has to be the same. Perturb the same network with the same options."
+        )
+    for name, tensor in own.items():
+        tensor.copy_(state[name])

@@ -1,0 +1,19 @@
+"""Entropy of each prediction: what Tent asks, and the paper online."""
+
+from torch import Tensor
+
+from undrift._types import Step
+
+
+def entropy(logits: Tensor, step: Step | None = None) -> Tensor:  # noqa: ARG001
+    """Return the mean entropy of the predictions, in nats.
+
+    mean_i H(p_i),   H(p) = −Σ_c p_c log p_c,   p_i = softmax(logits_i)
+
+    Examples:
+        >>> import torch
+        >>> round(float(entropy(torch.zeros(3, 2))), 4)  # log 2
+        0.6931
+    """
+    log_probs = logits.log_softmax(dim=1)
+    return -(log_probs.exp() * log_probs).sum(dim=1).mean()

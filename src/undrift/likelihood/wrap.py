@@ -1,0 +1,79 @@
+"""Any callable as a likelihood: a loss of the logits alone, or of the logits and the step."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import OptionError
+from undrift._types import Likelihood, Step
+
+
+class OfLogits:
+    """A loss that looks at nothing but the logits."""
+
+    def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
+        self.loss = loss
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:  # noqa: ARG002
+        """Return the loss of one batch."""
+        return self.loss(logits)
+
+    def __repr__(self) -> str:
+        return f"as_likelihood({self.loss!r})"
+
+
+def as_likelihood(loss: Callable[..., Any]) -> Likelihood:
+    """Return a likelihood from a callable of `logits`, or of `logits` and `step`; a likelihood comes back unchanged.
+
+    The second argument is handed over where it is required or called `step`; other arguments keep their defaults.
+
+    Examples:
+        >>> import torch
+        >>> confident = as_likelihood(lambda logits: -logits.softmax(1).amax(1).mean())
+        >>> float(confident(torch.zeros(3, 2), None))
+        -0.5
+    """
+    if not callable(loss):
+        raise OptionError(
+            f"likelihood={loss!r} is a {type(loss).__name__}; a likelihood is called with logits and returns a loss. "
+            "Use undrift.entropy, undrift.Information(), undrift.Shot(), or a function of your own."
+        )
+    if isinstance(loss, type):
+        raise OptionError(
+            f"likelihood={loss.__name__} is a class; a likelihood is an object. Make one: {loss.__name__}()."
+        )
+    required, names = _arguments(loss)
+    if required > 2:
+        raise OptionError(
+            f"likelihood={loss!r} needs {required} arguments; it is called with logits, or with logits and step. "
+            "Fix the others first, with functools.partial."
+        )
+    return loss if required == 2 or "step" in names else OfLogits(loss)
+
+
+def one_number(loss: object) -> Tensor:
+    """Return a likelihood's loss, or say that it is not one number or cannot be followed."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise OptionError(
+            f"the likelihood returned {found}; a loss is a tensor with one number. Take the mean over the batch."
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise OptionError(
+            "the likelihood's loss has no gradient; adaptation follows it. Compute the loss from the logits that it is "
+            "given, without detach() or no_grad()."
+        )
+    return loss.reshape(())
+
+
+def _arguments(loss: Callable[..., Any]) -> tuple[int, list[str]]:
+    """Return how many positional arguments a callable requires, and the names of all it takes."""
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return 1, []
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return sum(p.default is p.empty for p in positional), [p.name for p in positional]

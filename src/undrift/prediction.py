@@ -1,0 +1,90 @@
+"""What a network says about a batch, and how sure it is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from undrift._errors import DataError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Probabilities averaged over draws, and what follows from them; one row an image.
+
+    An image with NaN or infinite values in it, or in its logits, has no answer: uniform `probs`, `label` −1.
+
+    Attributes:
+        probs: mean of the softmax over draws, images × classes.
+        label: the class with the largest probability; −1 where there is no answer.
+        entropy: H of `probs`, in nats: all uncertainty.
+        mutual_info: H of `probs` − mean H of the draws, at least 0: how much the draws disagree.
+
+    Examples:
+        >>> sure, unsure = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.4, 0.6]])
+        >>> both = Prediction.cat([Prediction.of(sure), Prediction.of(unsure)])
+        >>> both.label.tolist(), both.certain(0.8).tolist()
+        ([0, 1], [True, False])
+    """
+
+    probs: Tensor
+    label: Tensor
+    entropy: Tensor
+    mutual_info: Tensor
+
+    @staticmethod
+    def of(probs: Tensor, mean_entropy: Tensor | None = None, sound: Tensor | None = None) -> "Prediction":
+        """Return the prediction with these mean probabilities.
+
+        Args:
+            probs: mean of the softmax over draws; rows that are not finite have no answer.
+            mean_entropy: mean over draws of the softmax's entropy; without it there is one draw.
+            sound: for each image of the batch, whether `probs` has a row for it; the others have no answer.
+        """
+        entropy = entropy_of(probs)
+        mutual = torch.zeros_like(entropy) if mean_entropy is None else (entropy - mean_entropy).clamp_min(0)
+        finite = torch.isfinite(probs).all(dim=1)
+        rows = finite if sound is None else sound.clone().masked_scatter_(sound, finite)
+        nothing = Prediction.unknown(len(rows), probs)
+        if not finite.all():
+            probs, entropy, mutual = probs[finite], entropy[finite], mutual[finite]
+        for whole, part in (
+            (nothing.probs, probs),
+            (nothing.label, probs.argmax(dim=1)),
+            (nothing.entropy, entropy),
+            (nothing.mutual_info, mutual),
+        ):
+            whole[rows] = part
+        return nothing
+
+    @staticmethod
+    def unknown(images: int, like: Tensor) -> "Prediction":
+        """Return the answer to images that cannot be answered, with the classes and type of other probabilities."""
+        probs = torch.full((images, like.shape[1]), 1 / like.shape[1], dtype=like.dtype, device=like.device)
+        label = torch.full((images,), -1, device=like.device)
+        return Prediction(probs, label, entropy_of(probs), probs.new_zeros(images))
+
+    @staticmethod
+    def cat(parts: Iterable["Prediction"]) -> "Prediction":
+        """Return several predictions as one."""
+        parts = list(parts)
+        if not parts:
+            raise DataError("there is no prediction to join; at least one batch is needed. Check the loader.")
+        return Prediction(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Prediction)))
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def cpu(self) -> "Prediction":
+        """Return the prediction on the CPU."""
+        return Prediction(*(getattr(self, f.name).cpu() for f in fields(self)))
+
+    def certain(self, threshold: float) -> Tensor:
+        """Return which images have an answer with at least this probability; abstain on the others."""
+        return (self.label >= 0) & (self.probs.amax(dim=1) >= threshold)
+
+
+def entropy_of(probs: Tensor) -> Tensor:
+    """Return −Σ p log p of each row, with 0 log 0 = 0."""
+    return torch.special.entr(probs).sum(dim=1)

@@ -1,0 +1,247 @@
+"""Predictions: the average of draws, how far they disagree, and nothing of the network's changed by it."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift
+from support import convnet, images, same, snapshot
+from undrift.predict import predict
+from undrift.prediction import Prediction
+from undrift.temperature import match_confidence, mirror_and_move, temperature
+
+
+class Scripted(nn.Module):
+    """Returns given logits, one after the other."""
+
+    def __init__(self, *answers: Tensor) -> None:
+        super().__init__()
+        self.layer, self.answers, self.calls = nn.Linear(1, 1), answers, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer(x[:, :1])
+        self.calls += 1
+        return self.answers[(self.calls - 1) % len(self.answers)].expand(len(x), -1)
+
+
+def test_probabilities_entropy_and_mutual_information_by_hand() -> None:
+    # Two draws, (3/4, 1/4) and (1/4, 3/4): their mean knows nothing, each of them something.
+    net = Scripted(torch.tensor([[math.log(3), 0.0]]), torch.tensor([[0.0, math.log(3)]]))
+    p = predict(undrift.perturb(net), torch.zeros(3, 1), samples=2)
+    each = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    torch.testing.assert_close(p.probs, torch.full((3, 2), 0.5))
+    torch.testing.assert_close(p.entropy, torch.full((3,), math.log(2)))
+    torch.testing.assert_close(p.mutual_info, torch.full((3,), math.log(2) - each))
+    one = predict(undrift.perturb(Scripted(torch.tensor([[math.log(3), 0.0]]))), torch.zeros(3, 1), samples=1)
+    assert torch.equal(one.mutual_info, torch.zeros(3))
+    assert one.label.tolist() == [0, 0, 0]
+
+
+def test_temperature_divides_the_logits_of_each_draw() -> None:
+    net = Scripted(torch.tensor([[math.log(9), 0.0]]))
+    p = predict(net, torch.zeros(1, 1), temperature=2.0)
+    torch.testing.assert_close(p.probs, torch.tensor([[0.75, 0.25]]))
+
+
+def test_ten_samples_by_default_and_as_many_as_the_options_say() -> None:
+    for options, samples, calls in (({}, None, 10), ({"test_samples": 3}, None, 3), ({}, 4, 4), ({}, 0, 1)):
+        net = Scripted(torch.zeros(1, 2))
+        predict(undrift.perturb(net, **options), torch.zeros(2, 1), samples)
+        assert net.calls == calls
+
+
+def test_zero_samples_is_the_mean_network_and_a_plain_network_is_itself() -> None:
+    net = convnet().eval()
+    plain = predict(net, images(), samples=7)
+    torch.testing.assert_close(plain.probs, net(images()).softmax(1), rtol=0, atol=0)
+    model = undrift.perturb(net, norm_statistics="source")
+    mean = predict(model, images(), samples=0)
+    assert torch.equal(mean.probs, plain.probs)
+    assert torch.equal(mean.mutual_info, torch.zeros(6))
+    assert torch.equal(predict(model, images(), samples=0).probs, mean.probs)
+
+
+def test_a_generator_repeats_the_noise_and_leaves_the_networks_own_alone() -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.1)
+    model.reseed(5)
+    model(images())
+    before = (model.key.seed.clone(), model.key.step.clone())
+    a = predict(model, images(), generator=torch.Generator().manual_seed(1))
+    b = predict(model, images(), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(a.probs, b.probs)
+    assert torch.equal(a.mutual_info, b.mutual_info)
+    assert not torch.equal(a.probs, predict(model, images(), generator=2).probs)
+    predict(model, images(), samples=0)
+    assert (model.key.seed, model.key.step) == before
+    # The next draw is the one that would have come without these predictions.
+    model.eval()
+    following = model(images())
+    twin_step = model.key.step.clone()
+    model.key.step.copy_(before[1])
+    assert torch.equal(following, model(images()))
+    assert torch.equal(model.key.step, twin_step)
+    assert not torch.equal(predict(model, images()).probs, predict(model, images()).probs)
+
+
+@pytest.mark.parametrize("statistics", ["source", "batch", "moving"])
+def test_nothing_of_the_networks_is_changed(statistics: str) -> None:
+    net = convnet().train()
+    net.append(nn.Dropout(0.5))
+    net[1].eval()
+    model = undrift.perturb(net, norm_statistics=statistics)
+    flags = [m.training for m in model.modules()]
+    before = snapshot(model.net)
+    a = predict(model, images(), generator=3)
+    assert not a.probs.requires_grad
+    assert [m.training for m in model.modules()] == flags
+    assert same(model.net.state_dict(), before)
+    assert not model.key.tickets
+    assert torch.equal(a.probs, predict(model.eval(), images(), generator=3).probs)  # dropout took no part
+
+
+def test_loaders_tensors_and_parts_of_tensors() -> None:
+    model = undrift.perturb(convnet(), norm_statistics="source")
+    x = images(7)
+    loader = [(x[:4], "labels"), {"pixel_values": x[4:]}]
+    a = predict(model, loader, 3, generator=0)
+    b = predict(model, x, 3, generator=0, batch_size=4)
+    assert len(a) == len(b) == 7
+    assert torch.equal(a.probs, b.probs)
+    # Noise belongs to a row of a pass, so one batch of seven is another draw, of the same distribution.
+    torch.testing.assert_close(predict(model, x, 0).probs, predict(model, x, 0, batch_size=2).probs)
+    assert len(predict(model, x[:0] + 1)) == 0
+
+
+def test_only_one_draw_is_held_at_a_time() -> None:
+    kept: list[int] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.alive = nn.Linear(1, 2), []
+
+        def forward(self, x: Tensor) -> Tensor:
+            import weakref
+
+            kept.append(sum(ref() is not None for ref in self.alive))
+            out = self.layer(x)
+            out = out + 0
+            self.alive.append(weakref.ref(out))
+            return out
+
+    predict(undrift.perturb(Watched()), torch.zeros(2, 1), samples=20)
+    assert max(kept) <= 1
+
+
+def test_images_that_are_not_finite_have_no_answer_and_do_no_harm() -> None:
+    model = undrift.perturb(convnet(), norm_statistics="batch")
+    x = images(6)
+    x[1, 0, 0, 0], x[4] = float("nan"), float("inf")
+    p = predict(model, x, 0)
+    assert p.label[[1, 4]].tolist() == [-1, -1]
+    torch.testing.assert_close(p.probs[[1, 4]], torch.full((2, 5), 0.2))
+    torch.testing.assert_close(p.entropy[[1, 4]], torch.full((2,), math.log(5)))
+    sound = [0, 2, 3, 5]
+    assert torch.equal(p.probs[sound], predict(model, x[sound], 0).probs)  # the others' batch statistics are theirs
+    nothing = predict(model, x[[1, 4]])
+    assert nothing.label.tolist() == [-1, -1]
+    assert nothing.probs.shape == (2, 5)
+    unsound = Prediction.of(torch.tensor([[0.5, 0.5], [float("nan"), 0.5]]))
+    assert unsound.label.tolist() == [0, -1]
+    assert unsound.certain(0.5).tolist() == [True, False]
+
+
+def test_a_prediction_can_be_joined_moved_and_abstained_on() -> None:
+    parts = [Prediction.of(torch.tensor([[0.9, 0.1]])), Prediction.of(torch.tensor([[0.4, 0.6], [0.2, 0.8]]))]
+    p = Prediction.cat(parts).cpu()
+    assert len(p) == 3
+    assert p.label.tolist() == [0, 1, 1]
+    assert p.certain(0.8).tolist() == [True, False, True]
+    with pytest.raises(AttributeError):
+        p.label = p.label  # type: ignore[misc]
+    with pytest.raises(undrift.DataError, match="no prediction"):
+        predict(convnet(), [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"samples": -1}, "samples=-1"),
+        ({"samples": 2.5}, "samples=2.5"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"batch_size": 0}, "batch_size=0"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, float], what: str) -> None:
+    with pytest.raises(undrift.OptionError, match=what):
+        predict(undrift.perturb(convnet()), images(), **settings)  # type: ignore[arg-type]
+
+
+def test_wrong_images_and_networks_are_named() -> None:
+    with pytest.raises(undrift.OptionError, match="batch_size is for a tensor"):
+        predict(convnet(), [images()], batch_size=2)
+    with pytest.raises(undrift.DataError, match="images is a str"):
+        predict(convnet(), "photos/")  # type: ignore[arg-type]
+    with pytest.raises(undrift.OutputError, match="3 rows of logits for 6 images"):
+        predict(nn.Sequential(convnet(), nn.Unflatten(0, (3, 2)), nn.Flatten(1)), images())
+    with pytest.raises(undrift.OutputError, match="dense map"):
+        predict(nn.Conv2d(3, 2, 1), images())
+
+
+def test_an_error_inside_a_norm_layer_leaves_no_flag_behind() -> None:
+    net = convnet().eval()
+    model = undrift.perturb(net, norm_statistics="batch")
+    with model.off():
+        expected = net(images())
+    net[1]._check_input_dim = lambda x: 1 / 0  # type: ignore[method-assign]
+    for call in (lambda: predict(model, images()), lambda: model(images())):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    del net[1]._check_input_dim
+    with model.off():
+        assert torch.equal(net(images()), expected)
+    assert net[1].track_running_stats
+    assert not net[1].training
+
+
+def test_the_temperature_makes_confidence_equal_to_agreement() -> None:
+    logits = 5 * torch.randn(200, 4)
+    for target in (0.4, 0.6, 0.9):
+        t = match_confidence(logits, target)
+        assert float((logits / t).softmax(1).amax(1).mean()) == pytest.approx(target, abs=1e-4)
+    # By hand: two classes, logits ± z, target c: T = 2z / log(c / (1 − c)).
+    z = torch.tensor([[1.0, -1.0]])
+    assert match_confidence(z, 0.75) == pytest.approx(2 / math.log(3), rel=1e-4)
+    assert match_confidence(z, 1.0) == pytest.approx(0.05)
+    assert match_confidence(z, 0.1) == pytest.approx(20.0)
+
+
+def test_the_temperature_is_found_without_labels() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 5.0]])
+    model = undrift.perturb(net)
+    step = model.key.step.clone()
+    # The augmentation flips the last image's class: agreement 3/4.
+    t = temperature(model, x, augment=lambda v: torch.where(v[:, 1:] > 1, -v, v))
+    assert t == pytest.approx(2 / math.log(3), rel=1e-4)
+    assert torch.equal(model.key.step, step)
+    assert temperature(net, [x[:2], x[2:]], augment=lambda v: v) == pytest.approx(0.05)
+    assert temperature(model, images(4, 1).mean(1, keepdim=True)[:, :, :1, :2]) > 0
+    with pytest.raises(undrift.DataError, match="augment="):
+        temperature(net, x)
+    with pytest.raises(undrift.DataError, match="no finite image"):
+        temperature(net, x + float("nan"), augment=lambda v: v)
+
+
+def test_the_default_augmentation_by_hand() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
+    # Mirrored: (2 1; 4 3). Moved right and down by one, edges repeated: the first row and column twice.
+    assert torch.equal(mirror_and_move(x), torch.tensor([[2.0, 2.0], [2.0, 2.0]])[None, None])
+    big = torch.rand(1, 3, 32, 48)
+    moved = mirror_and_move(big)
+    assert moved.shape == big.shape
+    assert torch.equal(moved[..., 2:, 3:], big.flip(3)[..., :-2, :-3])
