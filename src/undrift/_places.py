@@ -1,0 +1,122 @@
+"""A DataLoader that says for each image where it lies in its data set."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from undrift._batches import KEYS, images_of
+from undrift._errors import DataError
+
+Pass = Iterator[tuple[Tensor, Tensor]]
+"""Places (int64) and images, batch by batch."""
+
+
+def filled(data: Any) -> None:
+    """Raise where there is not one image."""
+    if len(data) == 0:
+        raise DataError("unlabelled has no images; adapt needs some. Check the folder or the filter it was made from.")
+
+
+def even(batch_size: int, size: int) -> int:
+    """Return the batch size, or the next one that leaves no last batch of one: one image has no batch statistics."""
+    while size > 1 and batch_size > 1 and size % batch_size == 1:
+        batch_size += 1
+    return batch_size
+
+
+def mixed(places: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return the places in a mixed order that is always the same, a batch at a time."""
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0)).tolist()
+    step = even(batch_size, len(places))
+    return [[places[i] for i in order[at : at + step]] for at in range(0, len(order), step)]
+
+
+class OfLoader:
+    """A DataLoader over a data set with places: its batches, sampler, workers and collate function are kept."""
+
+    def __init__(self, loader: "DataLoader[Any]") -> None:
+        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        subset = getattr(sampler, "indices", None)
+        dataset: Any = loader.dataset
+        filled(dataset)
+        places = range(len(dataset)) if subset is None else sorted({int(i) for i in subset})
+        self.size, self.aligned = len(places), True
+        found = (loader.generator, getattr(sampler, "generator", None))
+        self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+        default = loader.collate_fn is default_collate
+        self._settings: dict[str, Any] = {
+            "dataset": _Placed(dataset, images_only=default),
+            "collate_fn": _Collate(loader.collate_fn),
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+            # Workers that live on keep their random state, which a run that was killed and resumed could not repeat.
+            "persistent_workers": False,
+        }
+        batches: Any = loader.batch_sampler
+        self._batches = batches
+        self._generator = loader.generator
+        self._chunks = mixed(places, loader.batch_size or getattr(batches, "batch_size", None) or 64)
+        try:
+            self.steps = len(batches)
+        except TypeError:
+            self.steps = sum(1 for _ in batches)
+
+    def epoch(self) -> Pass:
+        yield from self._loader(self._batches, self._generator)
+
+    def everything(self) -> Pass:
+        # Its own generator: a look at the domain must not change the order of the next epoch.
+        yield from self._loader(self._chunks, torch.Generator().manual_seed(0))
+
+    def _loader(self, batches: Any, generator: torch.Generator | None) -> Pass:
+        loader: DataLoader[Any] = DataLoader(**self._settings, batch_sampler=batches, generator=generator)
+        for places, item in loader:
+            yield places, images_of(item)
+
+
+class _Placed(Dataset[Any]):
+    """A data set that says for each item where it lies."""
+
+    def __init__(self, dataset: Any, images_only: bool) -> None:
+        self.dataset = dataset
+        self.keep: Callable[[Any], Any] = _image if images_only else _whole
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, place: int) -> tuple[int, Any]:
+        return int(place), self.keep(self.dataset[place])
+
+    def __getitems__(self, places: list[int]) -> list[tuple[int, Any]]:
+        fetch = getattr(self.dataset, "__getitems__", None)
+        items = fetch(places) if fetch else [self.dataset[place] for place in places]
+        return [(int(place), self.keep(item)) for place, item in zip(places, items, strict=True)]
+
+
+class _Collate:
+    """The user's collate function, with the places beside what it makes."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any]:
+        return torch.tensor([place for place, _ in items]), self.collate([item for _, item in items])
+
+
+def _image(item: Any) -> Any:
+    """Return the image of one sample before it is collated, so that not even the collate function meets a label."""
+    if isinstance(item, Mapping):
+        key = next((k for k in KEYS if k in item), None)
+        return item if key is None else _image(item[key])
+    return item[0] if isinstance(item, tuple | list) and item else item
+
+
+def _whole(item: Any) -> Any:
+    return item

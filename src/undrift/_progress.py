@@ -1,0 +1,51 @@
+"""A progress bar with numbers beside it, on a terminal and nowhere else."""
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Bar:
+    """Shows how far a loop is and its latest numbers; a log file or a pipe gets nothing.
+
+    Examples:
+        >>> with Bar("adapt", total=2, shown=False) as bar:
+        ...     bar.advance(loss=0.5, epoch="1/15")
+    """
+
+    def __init__(self, what: str, total: int | None, shown: bool | None = None, done: int = 0) -> None:
+        # On stderr: what a command prints to stdout may be read by another.
+        visible = sys.stderr.isatty() if shown is None else shown
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+        )
+        self._progress = Progress(*columns, console=Console(stderr=True), disable=not visible)
+        self._task = self._progress.add_task(what, total=total, completed=done, numbers="")
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, steps: int = 1, /, **numbers: float | str) -> None:
+        """Move on and show these numbers."""
+        shown = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+        self._progress.update(self._task, advance=steps, numbers=shown)
+
+    def say(self, what: str) -> None:
+        """Change the words before the bar."""
+        self._progress.update(self._task, description=what)
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,42 @@
+"""Everything that an order of images can be drawn from, to be put back as it was."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class Randomness:
+    """Torch's global generators and those of a loader; a state is a dict of tensors.
+
+    Worker processes draw their seeds from these. Augmentations in this process that use NumPy or `random` do not, and
+    are not repeated when a run is resumed.
+    """
+
+    def __init__(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
+        self.device, self.generators = device, list(generators)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of all generators."""
+        state = {"torch": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        return state | {str(i): generator.get_state() for i, generator in enumerate(self.generators)}
+
+    def put(self, state: Mapping[str, Tensor]) -> None:
+        """Put a state back."""
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+        for i, generator in enumerate(self.generators):
+            generator.set_state(state[str(i)])
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put everything back at the end of a `with` block: a look at the images changes no later order."""
+        state = self.state()
+        try:
+            yield
+        finally:
+            self.put(state)

@@ -1,0 +1,106 @@
+"""What of a run is written down, and how it goes on from there."""
+
+import re
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._adapted import restore, snapshot
+from undrift._checkpoint import Checkpoint
+from undrift._errors import DataError
+from undrift.fingerprint import fingerprint
+from undrift.history import Row
+from undrift.verdict import Survey
+
+if TYPE_CHECKING:
+    from undrift._run import Run
+
+_COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches", "best_epoch")
+
+
+def identity(run: "Run") -> dict[str, Any]:
+    """Return what two parts of one run have in common."""
+    return {
+        "source network": fingerprint(run.model),
+        **run.model.options.as_dict(),
+        # Functions print with an address that the next process does not have.
+        "likelihood": re.sub(r" at 0x[0-9a-fA-F]+", "", repr(run.likelihood)),
+        "epochs": run.epochs,
+        "keep best": run.keep_best,
+        "images": run.data.size,
+        "batches": run.data.steps,
+    }
+
+
+def pack(run: "Run") -> Checkpoint:
+    """Return the whole state of a run that stands between two steps."""
+    likelihood = run.likelihood.state_dict() if hasattr(run.likelihood, "state_dict") else {}
+    values: dict[str, Any] = {name: getattr(run, name) for name in _COUNTS}
+    values |= {
+        "under way": run.start is not None,
+        "bad_images": sorted(run.bad_images),
+        "surveys": {epoch: asdict(found) for epoch, found in run.surveys.items()},
+        "likelihood": {name: value for name, value in likelihood.items() if not isinstance(value, Tensor)},
+    }
+    groups = {
+        "model": snapshot(run.model),
+        "optimiser": _optimiser_state(run.stepper.optimiser),
+        "random": run.randomness.state(),
+        "start": run.start or {},
+        "likelihood": {name: value for name, value in likelihood.items() if isinstance(value, Tensor)},
+        "best": run.best,
+        "answers": run.answers,
+        "history": {"steps": torch.tensor([astuple(row) for row in run.rows], dtype=torch.float64)},
+    }
+    return Checkpoint(run.identity, values, groups)
+
+
+def unpack(run: "Run", found: Checkpoint) -> None:
+    """Put a run to where the checkpoint stood."""
+    groups = {name: found.groups.get(name, {}) for name in ("random", "start", "likelihood", "best", "answers")}
+    try:
+        restore(run.model, found.groups["model"])  # checks all names and shapes first
+        _fill_optimiser(run.stepper.optimiser, found.groups.get("optimiser", {}))
+        for name in _COUNTS:
+            setattr(run, name, found.values[name])
+        run.start = groups["start"] if found.values["under way"] else None
+        run.bad_images = set(found.values["bad_images"])
+        run.surveys = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}
+        run.best, run.answers = groups["best"], groups["answers"]
+        rows = found.groups["history"]["steps"].tolist()
+        run.rows = [Row(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
+        _fill_likelihood(run, found.values["likelihood"] | groups["likelihood"])
+        run.randomness.put(groups["random"])
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{run.path} lacks {error}; needed: a checkpoint as adapt writes it. Delete the file to start anew."
+        ) from error
+
+
+def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _fill_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    whole = optimiser.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    optimiser.load_state_dict({**whole, "state": state})
+
+
+def _fill_likelihood(run: "Run", state: dict[str, Any]) -> None:
+    likelihood: Any = run.likelihood
+    if isinstance(likelihood, nn.Module):
+        likelihood.load_state_dict(state)
+    elif hasattr(likelihood, "load_state_dict"):
+        likelihood.load_state_dict(state, run.model)

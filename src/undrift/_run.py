@@ -1,0 +1,255 @@
+"""The loop of `adapt`: epochs of whole steps, a state that can be written down at any of them, a verdict at the end."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift import _checkpoint, _resume
+from undrift._adapted import keeping_noise, restore, snapshot
+from undrift._batches import device_of, to_device
+from undrift._errors import DataError, OptionError, UndriftError
+from undrift._outputs import logits
+from undrift._places import Pass
+from undrift._progress import Bar
+from undrift._random import Randomness
+from undrift._step import Mark, Stepper, uninterrupted
+from undrift._types import Likelihood, Refreshing
+from undrift._unlabelled import Unlabelled
+from undrift.history import History, Row
+from undrift.options import Statistics
+from undrift.perturb import Perturbed
+from undrift.verdict import Survey, Verdict, better, same_answers, survey
+
+
+class Run:
+    """One adaptation, from its first step or from a checkpoint to its verdict."""
+
+    def __init__(
+        self,
+        model: Perturbed,
+        data: Unlabelled,
+        looked_at: Unlabelled,
+        likelihood: Likelihood,
+        epochs: int,
+        keep_best: bool,
+        path: str | os.PathLike[str] | None,
+        every: int | None,
+    ) -> None:
+        self.model, self.data, self.looked_at, self.likelihood = model, data, looked_at, likelihood
+        self.epochs, self.keep_best, self.path, self.every = epochs, keep_best, path, every
+        self.stepper = Stepper(model, likelihood, data.size, epochs * data.steps)
+        self.randomness = Randomness(device_of(model), data.generators)
+        self.identity: dict[str, Any] = {}
+        # Where we are: whole epochs, batches of the one under way, and where its order came from (None before it).
+        self.epoch = self.done = 0
+        self.start: dict[str, Tensor] | None = None
+        self.finished = False
+        self.rows: list[Row] = []
+        self.bad_images: set[int] = set()
+        self.bad_steps = self.lone_batches = 0
+        self.surveys: dict[int, Survey] = {}
+        self.answers: dict[str, Tensor] = {}  # of the source network, and after the last survey
+        self.best_epoch, self.best = 0, dict[str, Tensor]()
+        # A likelihood that keeps labels but cannot give them away can go on at the start of an epoch only.
+        self.anywhere = not isinstance(likelihood, Refreshing) or hasattr(likelihood, "state_dict")
+        self.whole = True  # false while the state is one that cannot be written down
+
+    @property
+    def steps_done(self) -> int:
+        """Batches gone through so far, over all epochs."""
+        return self.epoch * self.data.steps + self.done
+
+    # The loop ---------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Go on from the checkpoint, or look at the source network; everything wrong with the inputs shows here."""
+        if self.path is not None:
+            self.identity = _resume.identity(self)
+            if (found := _checkpoint.read(self.path, self.identity)) is not None:
+                _resume.unpack(self, found)
+                return
+        with self.model.off() as net:
+            self.surveys[0], self.answers["source"] = self._survey(lambda images: logits(net(images)))
+        if self.model.classes is not None and len(self.model.classes) != self.surveys[0].classes:
+            raise OptionError(
+                f"the model has {len(self.model.classes)} class names, its network {self.surveys[0].classes} outputs; "
+                "needed: one name an output. Give perturb(classes=…) the names in the order of the outputs."
+            )
+
+    def go(self, bar: Bar) -> History:
+        """Train what is left, and give the verdict."""
+        try:
+            while self.epoch < self.epochs:
+                self._epoch(bar)
+        except (KeyboardInterrupt, DataError) as stop:
+            if self.whole and (self.anywhere or self.start is None):
+                self._save()
+            if isinstance(stop, KeyboardInterrupt):
+                where = f"epoch {self.epoch + 1} of {self.epochs}, after {self.done} batches of it"
+                stop.args = (f"adapt was stopped in {where}. The model stands there and can be used. {self._go_on()}",)
+            raise
+        if not self.finished:
+            self._finish()
+        history = self.history()
+        history.warn(stacklevel=4)
+        return history
+
+    def _epoch(self, bar: Bar) -> None:
+        if self.start is None:
+            self._begin_epoch()
+        assert self.start is not None
+        batches = self._sound(self.data.epoch())
+        if self.done:
+            # A resumed epoch draws its order again and passes by the batches it has done.
+            self.whole, now = False, self.randomness.state()
+            self.randomness.put(self.start)
+            for _ in range(self.done):
+                next(batches, None)
+            self.randomness.put(now)
+            self.whole = True
+        while self._step(batches, bar):
+            if self.every is not None and self.done % self.every == 0 and self.anywhere:
+                self._save()
+        if not self.rows or self.rows[-1].epoch != self.epoch + 1:
+            raise DataError(
+                f"epoch {self.epoch + 1} made no step: {len(self.bad_images)} images with NaN or infinity, "
+                f"{self.bad_steps} losses or gradients not finite, {self.lone_batches} batches of one. Needed: at "
+                "least one sound step an epoch. Look at the images and the network's output first."
+            )
+        self._end_epoch()
+
+    def _step(self, batches: Pass, bar: Bar) -> bool:
+        """Make one step, all of it or nothing; return whether there was a batch left."""
+        before, mark = self.steps_done, Mark(self.model, self.randomness)
+        try:
+            batch = next(batches, None)
+            if batch is None:
+                return False
+            lone = len(batch[1]) == 1 and self._looks_at_batches("batch", "moving")
+            numbers = None if lone or not len(batch[1]) else self.stepper.gradients(*batch)
+            if numbers is None:
+                mark.undo_model()
+            with uninterrupted():
+                if numbers is not None:
+                    lr = self.stepper.apply(before + 1)
+                    self.rows.append(Row(self.epoch + 1, before + 1, lr=lr, **numbers))
+                elif lone:
+                    self.lone_batches += 1
+                elif len(batch[1]):
+                    self.bad_steps += 1
+                self.done += 1
+        except BaseException:
+            if self.steps_done == before:
+                mark.undo()
+            raise
+        shown = {k: numbers[k] for k in ("loss", "kl", "entropy", "balance")} if numbers else {}
+        bar.advance(epoch=f"{self.epoch + 1}/{self.epochs}", **shown)
+        return True
+
+    def _begin_epoch(self) -> None:
+        fresh = _resume.pack(self) if self.path is not None and self.epoch == 0 else None
+        self.whole = False  # a refresh may move norm statistics: half of that is no state to write down
+        if isinstance(self.likelihood, Refreshing):
+            with self.randomness.kept():
+                self.likelihood.refresh(self.model, self._everything)
+        if fresh is not None and self.path is not None:
+            # A disk that cannot be written to shows before hours of work; but not before the likelihood has shown that
+            # it can look at this network: a file from before that would bind the user to a misspelt one.
+            fresh.write(self.path)
+        self.start = self.randomness.state()
+        self.whole = True
+
+    def _end_epoch(self) -> None:
+        epoch = self.epoch + 1
+        found: tuple[Survey, Tensor] | None = None
+        if self.keep_best or epoch >= self.epochs - 1:
+            with self.model.mean():
+                now, answers = self._survey(self.stepper.forward)
+            if self.looked_at.aligned:
+                known = epoch - 1 in self.surveys and epoch > 1
+                stability = same_answers(answers, self.answers["last"]) if known else None
+                now = replace(now, agreement=same_answers(answers, self.answers["source"]), stability=stability)
+            found = now, answers
+        with uninterrupted():
+            if found is not None:
+                self.surveys[epoch], self.answers["last"] = found
+                if self.keep_best and self._is_best(found[0]):
+                    self.best_epoch, self.best = epoch, snapshot(self.model)
+            self.epoch, self.done, self.start = epoch, 0, None
+        self._save()
+
+    def _is_best(self, now: Survey) -> bool:
+        return self.best_epoch == 0 or better(self.surveys[0], now, self.surveys[self.best_epoch])
+
+    def _finish(self) -> None:
+        if self.keep_best and self.best_epoch != self.epochs:
+            key = {"key.seed": self.model.key.seed.clone(), "key.step": self.model.key.step.clone()}
+            restore(self.model, self.best | key)
+        self.finished = True
+        self._save()
+
+    def history(self) -> History:
+        """Return what happened so far."""
+        kept = self.best_epoch if self.keep_best and self.finished else self.epoch
+        verdict = Verdict(self.surveys[0], self.surveys[kept]) if self.finished else None
+        bad = tuple(sorted(self.bad_images))
+        return History(tuple(self.rows), dict(self.surveys), verdict, kept, bad, self.bad_steps, self.lone_batches)
+
+    # The images -------------------------------------------------------------------------------------------------
+
+    def _sound(self, batches: Pass) -> Pass:
+        """Yield the batches where the model is, without images that hold NaN or infinity; a batch may end up empty."""
+        while True:
+            try:
+                batch = next(batches, None)
+            except UndriftError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"unlabelled raised {type(error).__name__} ({error}) in epoch {self.epoch + 1}, after {self.done} "
+                    f"batches of it; adapt needs all its batches. Mend the data set. The model stands at the last "
+                    f"whole step and can be used. {self._go_on()}"
+                ) from error
+            if batch is None:
+                return
+            where, images = batch[0].cpu(), to_device(batch[1], self.model)
+            finite = torch.isfinite(images).flatten(1).all(1)
+            if not bool(finite.all()):
+                self.bad_images.update(where[~finite.cpu()].tolist())
+                where, images = where[finite.cpu()], images[finite]
+            yield where, images
+
+    def _everything(self) -> Pass:
+        """Yield every sound image of the domain once; a lone one has no batch statistics to be looked at with."""
+        least = 2 if self._looks_at_batches("batch") else 1
+        for where, images in self._sound(self.looked_at.everything()):
+            if len(images) >= least:
+                yield where, images
+
+    def _looks_at_batches(self, *how: Statistics) -> bool:
+        """Whether a batch of one is an odd one out, and norm layers would take it for the domain."""
+        return self.data.size > self.data.steps and any(policy.statistics in how for policy in self.model.norms)
+
+    def _survey(self, forward: Callable[[Tensor], Tensor]) -> tuple[Survey, Tensor]:
+        # A look changes nothing: neither the noise nor the order of what comes after it.
+        with keeping_noise(self.model.key), self.randomness.kept():
+            return survey(forward, self._everything())
+
+    # The checkpoint ---------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self.path is not None:
+            try:
+                _resume.pack(self).write(self.path)
+            except DataError:
+                self.whole = False  # a disk that failed is not tried again on the way out
+                raise
+
+    def _go_on(self) -> str:
+        if self.path is None:
+            return "With checkpoint=… a run could go on from there."
+        return f"Call adapt again with checkpoint={str(self.path)!r} to go on."

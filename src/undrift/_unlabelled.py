@@ -1,0 +1,164 @@
+"""Unlabelled images in every form that people have them, each with its place in the domain, for pass after pass."""
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from undrift._batches import images_of
+from undrift._errors import DataError
+from undrift._places import OfLoader, Pass, even, filled, mixed
+from undrift.data import FileDomain, TensorDomain
+
+
+class Unlabelled(Protocol):
+    """A domain to go through many times.
+
+    Attributes:
+        size: number of images.
+        steps: number of batches in an epoch.
+        aligned: whether a place means the same image in every pass.
+        generators: what the order is drawn from, beside torch's global generator.
+    """
+
+    size: int
+    steps: int
+    aligned: bool
+    generators: list[torch.Generator]
+
+    def epoch(self) -> Pass:
+        """Yield the batches of one epoch, in an order of its own."""
+        ...
+
+    def everything(self) -> Pass:
+        """Yield each image once, in the same order every time.
+
+        The order is a mixed one: images often lie sorted by class, and norm layers that use the statistics of a batch
+        must not see batches of one class.
+        """
+        ...
+
+
+def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator) -> Unlabelled:
+    """Return the domain behind what a user calls unlabelled images; labels are not looked at.
+
+    Args:
+        data: a DataLoader, a Dataset, a tensor, an undrift.data domain, a list of batches, or another iterable that
+            can be gone through again.
+        batch_size: used where the batches are made here.
+        generator: gives their order, where they are made here.
+    """
+    if isinstance(data, FileDomain | TensorDomain):
+        return _OfDomain(data, batch_size, generator)
+    if isinstance(data, Tensor):
+        return _OfTensor(images_of(data), batch_size, generator)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        filled(data)  # before torch's sampler says it in its own words
+        data = DataLoader(data, batch_size, shuffle=True, generator=generator)
+    elif isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size)
+    if isinstance(data, DataLoader) and data.batch_sampler is not None and hasattr(data.dataset, "__len__"):
+        return OfLoader(data)
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise DataError(
+            f"unlabelled is a {type(data).__name__}; adapt needs a DataLoader, a Dataset, a tensor of images, a domain "
+            "of undrift.data or a list of batches. For a folder of images: undrift.data.images(folder)."
+        )
+    if isinstance(data, Iterator):
+        raise DataError(
+            f"unlabelled is a {type(data).__name__}, which can be gone through once; adapt goes through its images "
+            "every epoch. Give a DataLoader or list(batches); for one pass as images arrive use undrift.stream."
+        )
+    return _OfIterable(data)
+
+
+class _OfTensor:
+    """Images in one tensor, wherever it lies."""
+
+    def __init__(self, images: Tensor, batch_size: int, generator: torch.Generator) -> None:
+        self.images, self.batch_size = images, batch_size
+        filled(images)
+        self.size, self.steps, self.aligned = len(images), math.ceil(len(images) / batch_size), True
+        self.generators = [generator]
+
+    def epoch(self) -> Pass:
+        order = torch.randperm(self.size, generator=self.generators[0])
+        for places in order.split(self.batch_size):
+            yield places, self.images[places.to(self.images.device)]
+
+    def everything(self) -> Pass:
+        for chunk in mixed(range(self.size), self.batch_size):
+            yield torch.tensor(chunk), self.images[chunk]
+
+
+class _OfDomain:
+    """A domain of undrift.data; its unreadable images are skipped, counted and named there."""
+
+    def __init__(self, domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator) -> None:
+        filled(domain)
+        self.size, self.steps, self.aligned = len(domain), math.ceil(len(domain) / batch_size), True
+        self.generators = [generator]
+        self._fixed = torch.Generator()
+        self._epoch = _placed(domain, batch_size, generator)
+        self._everything = _placed(domain, even(batch_size, len(domain)), self._fixed)
+
+    def epoch(self) -> Pass:
+        for images, places in self._epoch:
+            yield torch.tensor(places), images
+
+    def everything(self) -> Pass:
+        self._fixed.manual_seed(0)
+        for images, places in self._everything:
+            yield torch.tensor(places), images
+
+
+def _placed(
+    domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator
+) -> Iterable[tuple[Tensor, list[int]]]:
+    """Return batches with each image's place in the domain instead of its label."""
+    if isinstance(domain, TensorDomain):
+        return domain._batches(list, batch_size, generator, False)
+    return domain._batches(list, batch_size, generator, False, "cpu", None)
+
+
+class _OfIterable:
+    """Batches in an order that somebody else decides; a place is a position in the pass."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+        self.generators = [g for g in (getattr(batches, "generator", None),) if isinstance(g, torch.Generator)]
+        self._seen = [_mark(images_of(item)) for item in batches]  # one pass more: nobody else knows the number
+        self.size, self.steps = sum(rows for rows, _ in self._seen), len(self._seen)
+        if self.size == 0:
+            raise DataError("unlabelled gave no batch; adapt needs some images. Check that it can be iterated twice.")
+        again = [_mark(images_of(item)) for item, _ in zip(batches, range(2), strict=False)]
+        self.aligned = again == self._seen[: len(again)] and len(again) == min(2, self.steps)
+
+    def epoch(self) -> Pass:
+        at = number = 0
+        for number, item in enumerate(self.batches, 1):
+            images = images_of(item)
+            if self.aligned and (number > self.steps or _mark(images) != self._seen[number - 1]):
+                raise DataError(
+                    f"batch {number} of a pass holds other images than in the first pass; without an index the images "
+                    "are known by their position. Give a DataLoader over a data set with a length, which may shuffle."
+                )
+            yield torch.arange(at, at + len(images)), images
+            at += len(images)
+        if number == 0:
+            raise DataError(
+                "a later pass over the batches gave none; adapt needs them every epoch. Give a list or a DataLoader."
+            )
+
+    def everything(self) -> Pass:
+        yield from self.epoch()
+
+
+def _mark(images: Tensor) -> tuple[int, int]:
+    """Return number of images and a checksum of the first: enough to notice another order."""
+    first = images[:1].detach().cpu().contiguous()
+    return len(images), zlib.crc32(first.view(torch.uint8).numpy().tobytes()) if len(images) else 0

@@ -1,0 +1,190 @@
+"""Did the adaptation go well? What can be said without a single label.
+
+A network that adapts well grows surer of each image while its answers stay as many-sided as the domain. One that
+collapses grows surer too, because it says the same for everything. So entropy alone says nothing, and diversity is
+read beside it.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift._errors import DataError, UndriftWarning
+
+FALL = 0.5
+"""Diversity below this part of the source network's is far below.
+
+Diversity is a logarithm, so half of it means: as many classes in use as the square root of before. 10 classes become
+3, 1,000 become 32, 2 become one and a half.
+"""
+
+SURE = 0.5
+"""Mean entropy below this part of the source network's counts as grown sure.
+
+A network that lost diversity *and* confidence has not collapsed onto an answer; it is merely lost.
+"""
+
+ALWAYS_SURE = 0.05
+"""Mean entropy over ln(classes) that is sure whatever the source network said: a sure source can hardly be halved."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a network says about a whole domain.
+
+    Attributes:
+        samples: number of images looked at.
+        classes: number of classes it could answer.
+        predicted: number of classes that are the answer for some image.
+        entropy: mean over images of H(p), in nats.
+        diversity: H(mean of p) / ln(classes): 1 when all classes are used equally, 0 when it is always one.
+        agreement: part of the images with the source network's answer; None where images cannot be matched.
+        stability: part of the images with the same answer as one epoch before; None if that is not known.
+    """
+
+    samples: int
+    classes: int
+    predicted: int
+    entropy: float
+    diversity: float
+    agreement: float | None = None
+    stability: float | None = None
+
+    @property
+    def information(self) -> float:
+        """H(mean of p) − mean of H(p), in nats: how much an answer says about its image."""
+        return self.diversity * math.log(self.classes) - self.entropy
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A label-free comparison of the adapted (mean) network with its source; `print(verdict)` is a sentence.
+
+    Attributes:
+        before: the source network's answers.
+        after: the adapted network's.
+    """
+
+    before: Survey
+    after: Survey
+
+    @property
+    def agreement(self) -> float | None:
+        """Part of the images with the same answer before and after."""
+        return self.after.agreement
+
+    @property
+    def stability(self) -> float | None:
+        """Part of the images with the same answer in the judged epoch and the one before it."""
+        return self.after.stability
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the network now says the same for almost everything."""
+        return has_collapsed(self.before, self.after)
+
+    def __str__(self) -> str:
+        b, a = self.before, self.after
+        facts = (
+            f"entropy {b.entropy:.3f} → {a.entropy:.3f}, diversity {b.diversity:.2f} → {a.diversity:.2f}, "
+            f"{b.predicted} → {a.predicted} of {a.classes} classes predicted"
+        )
+        if self.agreement is not None:
+            facts += f", {self.agreement:.0%} as the source network says"
+        if self.stability is not None:
+            facts += f", {self.stability:.0%} as the epoch before"
+        return f"{self._judgement()}: {facts}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict as plain JSON values."""
+        return {**asdict(self), "collapsed": self.collapsed, "sentence": str(self)}
+
+    def warn(self, stacklevel: int = 2) -> None:
+        """Say it loudly where the network collapsed."""
+        if self.collapsed:
+            warnings.warn(
+                f"{self}\nAnswers should stay about as diverse as the domain is; do not use this model unless nearly "
+                "all images truly are of so few classes. Lower the learning rate (adapt_lr), train fewer epochs, take "
+                'a likelihood with a diversity term (undrift.Shot, undrift.Information), or keep="best".',
+                UndriftWarning,
+                stacklevel=stacklevel,
+            )
+
+    def _judgement(self) -> str:
+        if self.collapsed:
+            return "COLLAPSED, the network answers the same for almost every image"
+        # Somewhat less is no bad sign: a source network is often too sure of images it does not know.
+        if self.after.information < FALL * self.before.information:
+            return "doubtful, the answers say far less about their images than the source network's"
+        if self.stability is not None and self.stability < 0.9:
+            return "not settled, answers still change from epoch to epoch"
+        return "no sign of collapse"
+
+
+def has_collapsed(before: Survey, after: Survey) -> bool:
+    """Return whether diversity fell far below the source network's while the answers grew sure.
+
+    One class for everything is a collapse too, however unsure the answers are, unless the source network gave nine in
+    ten images that class already.
+    """
+    if after.predicted == 1 < before.predicted and (after.agreement is None or after.agreement < 0.9):
+        return True
+    sure = after.entropy < max(SURE * before.entropy, ALWAYS_SURE * math.log(after.classes))
+    return sure and after.diversity < FALL * before.diversity
+
+
+def survey(forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Survey, Tensor]:
+    """Return what a network says about a domain, and its answer by place (−1 where there was no image).
+
+    Args:
+        forward: maps images to logits.
+        batches: places and images.
+    """
+    total = entropy = None
+    answers: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for places, images in batches:
+            output = forward(images).cpu().double()  # sums over a domain; not every device has float64
+            sound = torch.isfinite(output).all(1)  # a network may overflow on a sound image
+            places, log_p = places.cpu()[sound], output[sound].log_softmax(1)
+            p = log_p.exp()
+            added = p.sum(0), -(p * log_p).nan_to_num().sum()
+            total, entropy = added if total is None or entropy is None else (total + added[0], entropy + added[1])
+            answers.append((places, p.argmax(1)))
+    places = torch.cat([at for at, _ in answers]) if answers else torch.empty(0)
+    if total is None or entropy is None or len(places) == 0:
+        raise DataError(
+            "the network gave no finite output for any image; adapt needs some images without NaN or infinity, and a "
+            "network that answers them. Look at the images and the network's output first."
+        )
+    given = torch.cat([answer for _, answer in answers])
+    labels = torch.full((int(places.max()) + 1,), -1)
+    labels[places] = given
+    mean = total / len(given)
+    diversity = float(-(mean * mean.log()).nan_to_num().sum()) / math.log(len(mean))
+    predicted = len(given.unique())
+    return Survey(len(given), len(mean), predicted, float(entropy) / len(given), diversity), labels
+
+
+def same_answers(a: Tensor, b: Tensor) -> float:
+    """Return the part of the images with the same answer, among those that both networks saw."""
+    length = min(len(a), len(b))
+    both = (a[:length] >= 0) & (b[:length] >= 0)
+    return float((a[:length] == b[:length])[both].double().mean())
+
+
+def better(before: Survey, one: Survey, other: Survey) -> bool:
+    """Return whether `one` is a better epoch than `other`: not collapsed first, then more information.
+
+    Information is high when answers are sure and diverse at once; entropy alone would keep the collapsed epoch.
+    """
+
+    def rank(of: Survey) -> tuple[bool, float]:
+        return not has_collapsed(before, of), of.information
+
+    return rank(one) > rank(other)

@@ -1,0 +1,284 @@
+"""Runs that are killed, stopped or fail end bit for bit where they would have ended."""
+
+import errno
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import undrift
+from adapt_support import Labelled, Untouchable, small
+from support import convnet, images, same
+from undrift import _atomic, _run
+from undrift._adapted import snapshot as adapted_state
+from undrift._types import Step
+from undrift.adapt import adapt
+from undrift.history import History
+from undrift.likelihood import Information, Shot, entropy
+
+
+class Killed(Exception):
+    pass
+
+
+def fused(kind: type[Any], at: int | None, error: Callable[[], Any]) -> Any:
+    """Return a likelihood that fails at its at-th batch, and prints as its kind does."""
+
+    class Fused(kind):  # type: ignore[misc]
+        calls = 0
+
+        def __call__(self, logits: Tensor, step: Step) -> Tensor:
+            self.calls += 1
+            if self.calls == at:
+                error()
+            return super().__call__(logits, step)
+
+    return Fused()
+
+
+def kill() -> None:
+    raise Killed
+
+
+class StatisticsFirst(Shot):
+    def __init__(self) -> None:
+        super().__init__(statistics_first=True)
+
+
+class Augmented(Labelled):
+    """Noise from torch's global generator on each image, as random crops and flips have it."""
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i] + 0.1 * torch.randn_like(self.x[i]), Untouchable()
+
+
+RUNS: dict[str, tuple[type[Any], dict[str, Any], Callable[[Tensor], Any], dict[str, Any]]] = {
+    "tensor, information": (Information, {}, lambda x: x, {}),
+    "shuffled loader, shot": (Shot, {}, lambda x: DataLoader(Labelled(x), 6, shuffle=True), {"checkpoint_steps": 1}),
+    "statistics first": (
+        StatisticsFirst,
+        {"adapt_optimiser": "adam", "estimator": "drawn"},
+        lambda x: x,
+        {"keep": "best", "checkpoint_steps": 2},
+    ),
+    "loader with its own generator": (
+        Shot,
+        {"norm_statistics": "batch", "train_samples": 2},
+        lambda x: DataLoader(Labelled(x), 6, shuffle=True, generator=torch.Generator().manual_seed(8)),
+        {"checkpoint_steps": 3},
+    ),
+    "augmentation": (Shot, {}, lambda x: DataLoader(Augmented(x), 6, shuffle=True), {"checkpoint_steps": 1}),
+    "augmentation in workers": (
+        Information,
+        {},
+        lambda x: DataLoader(Augmented(x), 6, shuffle=True, num_workers=1, persistent_workers=True),
+        {"checkpoint_steps": 1},
+    ),
+}
+
+
+# In the first epoch and in the second; processes take time to start, so one place is enough for them.
+@pytest.mark.parametrize(("name", "at"), [(n, at) for n in RUNS for at in ([7] if "workers" in n else [2, 7])])
+def test_a_killed_run_ends_bit_for_bit_where_it_would_have_ended(name: str, at: int, tmp_path: Path) -> None:
+    kind, options, form, arguments = RUNS[name]
+    x = images(24)
+    path = tmp_path / "run.safetensors"
+
+    def run(model: undrift.Perturbed, seed: int, at: int | None, checkpoint: Path | None) -> History:
+        torch.manual_seed(seed)
+        given = {k: v for k, v in arguments.items() if checkpoint or k != "checkpoint_steps"}
+        return adapt(model, form(x), fused(kind, at, kill), 3, batch_size=6, checkpoint=checkpoint, **given)
+
+    whole = small(**options)
+    expected = run(whole, 5, None, None)
+    with pytest.raises(Killed):
+        run(small(**options), 5, at, path)
+    torch.manual_seed(77)  # a new process knows nothing of the old one's seeds
+    resumed = undrift.perturb(small(**options).remove(), **options, generator=torch.Generator().manual_seed(1))
+    history = run(resumed, 6, None, path)
+    assert same(adapted_state(resumed), adapted_state(whole))
+    assert history == expected
+    again = small(**options)
+    assert run(again, 7, None, path) == expected  # a finished run has nothing left to do
+    assert same(adapted_state(again), adapted_state(whole))
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+sys.path.insert(0, "tests")
+import undrift
+from support import images
+from adapt_support import small
+from undrift.adapt import adapt
+from undrift.likelihood import Shot
+
+class Deadly(Shot):
+    calls = 0
+    def __call__(self, logits, step):
+        self.calls += 1
+        if self.calls == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(logits, step)
+
+torch.set_num_threads(1)
+model = small()
+torch.manual_seed(5)
+adapt(model, images(24), Deadly(), 3, batch_size=6, checkpoint=sys.argv[1])
+"""
+
+
+def test_a_process_killed_for_good_is_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    done = subprocess.run([sys.executable, "-c", SCRIPT, path], cwd=Path(__file__).parents[1], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    whole, resumed = small(), small()
+    torch.manual_seed(5)
+    adapt(whole, images(24), Shot(), 3, batch_size=6)
+    history = adapt(resumed, images(24), Shot(), 3, batch_size=6, checkpoint=path)
+    assert len(history.steps) == 12
+    assert same(adapted_state(resumed), adapted_state(whole))
+
+
+PRESSED = {"in a step": (1, 2), "while it is applied": (1, 3), "in a refresh": (1, 0), "in a survey": (0, 4)}
+
+
+@pytest.mark.parametrize("where", PRESSED)
+def test_ctrl_c_writes_the_checkpoint_and_says_where_it_stands(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    x = images(24)
+    whole, model = small(), small()
+    torch.manual_seed(5)
+    expected = adapt(whole, x, Shot(statistics_first=True), 2, batch_size=6)
+
+    def press_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        calls = []
+
+        @functools.wraps(function)
+        def pressed(*args: Any) -> Any:
+            calls.append(1)
+            if len(calls) == number:
+                signal.raise_signal(signal.SIGINT)
+            return function(*args)
+
+        return pressed
+
+    target, name, number = {
+        "in a step": (Shot, "__call__", 7),
+        "while it is applied": (torch.optim.SGD, "step", 7),
+        "in a refresh": (Shot, "_look", 2),
+        "in a survey": (_run, "survey", 2),
+    }[where]
+    monkeypatch.setattr(target, name, press_at(number, getattr(target, name)))
+    torch.manual_seed(5)
+    with pytest.raises(KeyboardInterrupt, match=r"epoch [12] of 2.*can be used.*checkpoint="):
+        adapt(model, x, Shot(statistics_first=True), 2, batch_size=6, checkpoint=path)
+    monkeypatch.undo()
+    assert torch.isfinite(model(x)).all()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    values = json.loads(header(path)["values"])
+    assert (values["epoch"], values["done"]) == PRESSED[where]
+    assert adapt(model, x, Shot(statistics_first=True), 2, batch_size=6, checkpoint=path) == expected
+    assert same(adapted_state(model), adapted_state(whole))
+
+
+def test_ctrl_c_while_a_resumed_run_finds_its_place(tmp_path: Path) -> None:
+    class Pressing(Labelled):
+        pressed = False
+
+        def __getitem__(self, i: int) -> Any:
+            if self.pressed:
+                self.pressed = False
+                signal.raise_signal(signal.SIGINT)
+            return super().__getitem__(i)
+
+    x, path = Pressing(images(24)), tmp_path / "run"
+    whole, model = small(), small()
+    torch.manual_seed(5)
+    adapt(whole, x, Information(), 2, batch_size=6)
+    torch.manual_seed(5)
+    with pytest.raises(Killed):
+        adapt(model, x, fused(Information, 7, kill), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
+    x.pressed = True
+    with pytest.raises(KeyboardInterrupt, match="epoch 2 of 2, after 2 batches"):
+        adapt(model, x, Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
+    adapt(model, x, Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
+    assert same(adapted_state(model), adapted_state(whole))
+
+
+def header(path: Path) -> dict[str, str]:
+    raw = path.read_bytes()
+    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+
+
+def test_it_runs_outside_of_the_main_thread() -> None:
+    histories = []
+    thread = threading.Thread(target=lambda: histories.append(adapt(small(), images(8), entropy, epochs=1)))
+    thread.start()
+    thread.join()
+    assert len(histories) == 1
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_the_model_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    adapt(small(), images(8), entropy, 1, checkpoint=path)
+    other = undrift.perturb(convnet())
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("source network .* there, .* here", lambda: adapt(other, images(8), entropy, 1, checkpoint=path)),
+        ("adapt_lr 0.002 there, 0.1 here", lambda: adapt(small(adapt_lr=0.1), images(8), entropy, 1, checkpoint=path)),
+        ("epochs 1 there, 2 here", lambda: adapt(small(), images(8), entropy, 2, checkpoint=path)),
+        ("images 8 there, 9 here", lambda: adapt(small(), images(9), entropy, 1, checkpoint=path)),
+        ("likelihood .*entropy", lambda: adapt(small(), images(8), Information(), 1, checkpoint=path)),
+    ]
+    state = adapted_state(other)
+    for match, call in calls:
+        with pytest.raises(undrift.PerturbationMismatch, match=rf"checkpoint of another run \(.*{match}"):
+            call()
+    assert same(adapted_state(other), state)
+
+
+def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    adapt(small(), images(8), entropy, 1, checkpoint=path)
+    whole = path.read_bytes()
+    for damage in (whole[: len(whole) // 2], b"", b"\x80\x04not a pickle"):
+        path.write_bytes(damage)
+        with pytest.raises(undrift.DataError, match="not a checkpoint that adapt can read"):
+            adapt(small(), images(8), entropy, 1, checkpoint=path)
+        assert path.read_bytes() == damage
+    with pytest.raises(undrift.DataError, match="is a folder"):
+        adapt(small(), images(8), entropy, 1, checkpoint=tmp_path)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model, writes = tmp_path / "run", small(), []
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        writes.append(handle)
+        if len(writes) >= 5:  # a file and its folder each time: the third checkpoint
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(_atomic.os, "fsync", full)
+    with pytest.raises(undrift.DataError, match="disk is full"):
+        adapt(model, images(8), entropy, 4, checkpoint=path)
+    assert json.loads(header(path)["values"])["epoch"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert torch.isfinite(model(images(8))).all()
+    monkeypatch.undo()
+    assert len(adapt(model, images(8), entropy, 4, checkpoint=path).epochs) == 4

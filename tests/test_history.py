@@ -1,0 +1,47 @@
+"""What adapt gives back prints, saves and plots."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.data import TensorDataset
+
+import undrift
+from adapt_support import small
+from support import images
+from undrift.adapt import adapt
+from undrift.history import History
+from undrift.likelihood import entropy
+
+
+def test_the_history_prints_saves_and_plots(tmp_path: Path) -> None:
+    history = adapt(small(), images(8), entropy, epochs=2, batch_size=4)
+    lines = str(history).splitlines()
+    assert lines[0].split() == ["epoch", "step", "loss", "likelihood", "kl", "entropy", "balance", "lr"]
+    assert len(lines) == 4
+    history.save(tmp_path / "history.json")
+    assert History.load(tmp_path / "history.json") == history
+    assert json.loads((tmp_path / "history.json").read_text())["verdict"]["collapsed"] is False
+    pytest.importorskip("matplotlib")
+    history.plot(tmp_path / "history.png")
+    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "other.json").write_text("[1]")
+    for path in ("other.json", "none.json"):
+        with pytest.raises(undrift.DataError, match="not a history"):
+            History.load(tmp_path / path)
+
+
+def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
+        History().plot(tmp_path / "history.png")
+
+
+def test_the_bar_goes_to_stderr_and_shows_the_numbers(capfd: pytest.CaptureFixture[str]) -> None:
+    adapt(small(), images(8), entropy, epochs=1, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert all(word in err for word in ("adapt", "loss", "kl", "entropy", "balance"))
+    adapt(small(), TensorDataset(images(8)), entropy, epochs=1)
+    assert capfd.readouterr().err == ""
