@@ -1,0 +1,65 @@
+"""Notices a stream that collapses onto few classes, without labels."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.perturb import Perturbed
+from undrift.predict import forward
+from undrift.prediction import entropy_of
+from undrift.temperature import mean_logits
+
+WINDOW = 10  # images a class that the histograms remember
+LEAST_RATIO = 0.5
+
+
+class Guard:
+    """Compares the classes that the adapted mean network predicts with those of the source network.
+
+    Two histograms of predicted classes over the last images (about ten a class), one a network; collapsed is
+
+        H(adapted) < ½ H(source)
+
+    Both see the same images, so a stretch of one class lowers both, and is no collapse. It judges only once the window
+    is half full. It costs two more forward passes a batch.
+    """
+
+    def __init__(self) -> None:
+        self.adapted: Tensor | None = None
+        self.source: Tensor | None = None
+
+    @torch.no_grad()
+    def collapsed(self, model: Perturbed, images: Tensor) -> bool:
+        """Return whether the adapted network has collapsed, after one more batch; the network is in eval mode."""
+        with model.off():
+            source = forward(model, images)
+        window = WINDOW * source.shape[1]
+        # A batch larger than the window counts whole; older images fade with their distance.
+        kept = max(0.0, 1 - len(images) / window)
+        self.source = _added(self.source, source, kept)
+        self.adapted = _added(self.adapted, mean_logits(model, images), kept)
+        seen = self.source.sum()
+        ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 where both see one class: no collapse
+        return bool((seen >= window / 2) & (ratio < LEAST_RATIO))
+
+    def forget(self) -> None:
+        """Start anew, after a reset."""
+        self.adapted = self.source = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both histograms."""
+        return {"adapted": self.adapted, "source": self.source}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from both histograms."""
+        self.adapted, self.source = state["adapted"], state["source"]
+
+
+def _added(histogram: Tensor | None, logits: Tensor, kept: float) -> Tensor:
+    counts = logits.argmax(1).bincount(minlength=logits.shape[1]).to(torch.float32)
+    return counts if histogram is None else kept * histogram.to(counts.device) + counts
+
+
+def _entropy(histogram: Tensor) -> Tensor:
+    return entropy_of((histogram / histogram.sum())[None])[0]

@@ -1,0 +1,76 @@
+"""What a stream tells its operator: counts of all that happened, and where."""
+
+from collections import deque
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+REMEMBERED = 1000  # a stream may run for months: it counts everything and names the latest
+
+
+def _latest() -> "deque[Any]":
+    return deque(maxlen=REMEMBERED)
+
+
+@dataclass
+class StreamReport:
+    """What a stream has seen so far. Places count from 0, over the whole stream; the latest 1,000 of each are named.
+
+    Attributes:
+        batches: batches answered.
+        images: images answered, the skipped ones among them.
+        steps: optimiser steps taken.
+        skipped: images with NaN or infinite values; they took no part in adaptation.
+        skipped_at: places of those images.
+        missed: batches without a step.
+        missed_at: place of the batch and the reason.
+        resets: times that the state was put back to the stream's start because it was no longer sound.
+        resets_at: place of the batch and the reason.
+    """
+
+    batches: int = 0
+    images: int = 0
+    steps: int = 0
+    skipped: int = 0
+    skipped_at: "deque[int]" = field(default_factory=_latest)
+    missed: int = 0
+    missed_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
+    resets: int = 0
+    resets_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
+
+    def miss(self, why: str) -> None:
+        """Count the batch under way as one without a step."""
+        self.missed += 1
+        self.missed_at.append((self.batches, why))
+
+    def reset(self, why: str) -> None:
+        """Count a reset in the batch under way."""
+        self.resets += 1
+        self.resets_at.append((self.batches, why))
+
+    def __str__(self) -> str:
+        text = f"{self.images:,} images in {self.batches:,} batches, {self.steps:,} steps"
+        if self.skipped:
+            text += f"; {self.skipped:,} images skipped, NaN or infinite: {_named(self.skipped_at)}"
+        if self.missed:
+            text += f"; {self.missed:,} batches without a step: {_named(self.missed_at)}"
+        if self.resets:
+            text += f"; {self.resets:,} resets: {_named(self.resets_at)}"
+        return text
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {k: list(v) if isinstance(v, deque) else v for k, v in asdict(self).items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a report."""
+        for f in fields(self):
+            old = getattr(self, f.name)
+            value = state[f.name]
+            if isinstance(old, deque):
+                value = deque((tuple(v) if isinstance(v, list) else v for v in value), maxlen=REMEMBERED)
+            setattr(self, f.name, value)
+
+
+def _named(places: "deque[Any]", most: int = 5) -> str:
+    names = [f"{p[0]} ({p[1]})" if isinstance(p, tuple) else str(p) for p in list(places)[-most:]]
+    return ("… " if len(places) > most else "") + ", ".join(names)

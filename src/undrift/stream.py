@@ -1,0 +1,187 @@
+"""Adaptation batch by batch, as images arrive: one answer and one step a batch."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from operator import length_hint
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from undrift._adapted import evaluating
+from undrift._batches import images_of, to_device
+from undrift._errors import DataError, OptionError
+from undrift._guard import Guard
+from undrift._online import Online
+from undrift._progress import Bar
+from undrift._stream_report import StreamReport
+from undrift.likelihood import as_likelihood, entropy
+from undrift.optimise import make_optimiser
+from undrift.options import Answer, _suggest
+from undrift.perturb import Perturbed
+from undrift.predict import average, finite_rows, some_logits
+from undrift.prediction import Prediction, entropy_of
+
+
+def stream(
+    model: Perturbed,
+    batches: Iterable[Any],
+    likelihood: Callable[..., Any] = entropy,
+    *,
+    answer: Answer | None = None,
+    lr: float | None = None,
+    episodic: bool = False,
+    guard: bool = False,
+    progress: bool = False,
+) -> "Stream":
+    """Return an iterator that adapts the network batch by batch and yields one `Prediction` a batch.
+
+    Each batch makes one step on paper eq. 3, with the images seen so far as the data size n:
+
+        mean over train_samples draws of likelihood(logits) + kl_weight · KL / n
+
+    Moving norm statistics move once a batch. Images with NaN or infinite values take no part; their answer is uniform
+    with label −1. A batch whose loss or gradient is not finite, or without a finite image, makes no step and leaves
+    nothing behind. All is counted in `report`. Batch statistics need more than one value a channel: a batch of one
+    image in front of a 1×1 map raises; the state is untouched and the stream goes on with the next batch.
+
+    Args:
+        model: a perturbed network. It belongs to the user between batches: flags, noise and gradients are as before.
+        batches: an iterable of batches (a loader, a camera); labels are not looked at.
+        likelihood: what is asked; a callable of logits, or of logits and step.
+        answer: "before", the noisy forward pass that gave the gradient; "after", one after the step; or "samples",
+            test_samples draws after the step. Default: the option `answer`.
+        lr: learning rate. Default: the option `stream_lr`.
+        episodic: start every batch from the state the stream started with, noise included.
+        guard: put the network back to that state when it predicts far fewer classes than the source network does on the
+            same images (see `undrift._guard`). Two more forward passes a batch.
+        progress: show a progress bar on a terminal.
+
+    Examples:
+        >>> import undrift
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+        >>> camera = (torch.rand(4, 3, 2, 2) for _ in range(2))
+        >>> [p.label.shape[0] for p in stream(undrift.perturb(net), camera)]
+        [4, 4]
+    """
+    if not isinstance(model, Perturbed):
+        raise OptionError(
+            f"model is a {type(model).__name__}; a stream adapts a perturbed network. "
+            "Perturb it first: undrift.stream(undrift.perturb(net), …)."
+        )
+    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
+        raise DataError(
+            f"batches is a {type(batches).__name__}; a stream needs an iterable of batches. "
+            "Give a loader, a generator, or a tensor's parts: images.split(200)."
+        )
+    chosen = model.options.answer if answer is None else answer
+    if chosen not in get_args(Answer):
+        known = get_args(Answer)
+        raise OptionError(f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}.")
+    rate = model.options.stream_lr if lr is None else lr
+    if not 0 <= rate < float("inf"):
+        raise OptionError(f"lr={rate!r} is not a number from 0 up. The paper's are 7e-5 to 1e-3.")
+    optimiser = make_optimiser(model, model.options.stream_optimiser, rate)
+    total = length_hint(batches) or None
+    online = Online(model, as_likelihood(likelihood), optimiser, Guard() if guard else None)
+    return Stream(online, iter(batches), chosen, episodic, Bar("stream", total) if progress else None)
+
+
+class Stream(Iterator[Prediction]):
+    """A stream under way; made by `stream`.
+
+    `state_dict()`, taken between two batches, lets another stream go on exactly there. Closing is for the progress bar
+    only; after a `break`, an error or Ctrl-C the network is usable, and `next()` takes up the next batch.
+
+    Attributes:
+        model: the network that is adapted.
+        online: makes its steps, with likelihood, optimiser and guard.
+        latest: loss (likelihood + KL), likelihood, KL, entropy and class balance (entropy of the predicted classes over
+            log C) of the last batch.
+    """
+
+    def __init__(self, online: Online, batches: Iterator[Any], answer: Answer, episodic: bool, bar: Bar | None) -> None:
+        self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
+        self.latest: dict[str, float] = online.latest | {"entropy": math.nan, "balance": math.nan}
+        self._batches = batches
+        self._shown = ExitStack()
+
+    @property
+    def report(self) -> StreamReport:
+        """What was seen, skipped and reset so far."""
+        return self.online.report
+
+    def __next__(self) -> Prediction:
+        try:
+            images = images_of(next(self._batches))
+            # Callers often predict under no_grad or inference_mode; a step needs gradients all the same.
+            with torch.inference_mode(False), torch.enable_grad():
+                images = to_device(images.clone() if images.is_inference() else images, self.model)
+                prediction = self._answer(images)
+        except BaseException:  # the end, an error, Ctrl-C: the terminal gets its cursor back
+            self.close()
+            raise
+        self.report.batches += 1
+        self.report.images += len(prediction)
+        if self.bar is not None:
+            if self.report.batches == 1:
+                self._shown.enter_context(self.bar)
+            self.bar.advance(**self.latest)
+        return prediction
+
+    def close(self) -> None:
+        """Stop the progress bar. The network needs no closing."""
+        self._shown.close()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
+        return self.online.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
+        self.online.load_state_dict(state)
+
+    def _answer(self, images: Tensor) -> Prediction:
+        if self.episodic:
+            self.online.reset()
+        sound = finite_rows(images)
+        kept = images if bool(sound.all()) else images[sound]
+        if len(kept) == 0:
+            prediction = Prediction.unknown(len(images), some_logits(self.model, images))
+            self.report.miss("no finite image")
+        else:
+            # Noise takes dropout's place: only moving statistics know that this is adaptation.
+            with evaluating(self.model):
+                before = self.online.step(kept)
+                was_reset = self.online.watch(kept)
+                if self.answer == "before" and not was_reset:
+                    prediction = Prediction.of(*before, sound)
+                else:
+                    draws = self.model.options.test_samples if self.answer == "samples" else 1
+                    prediction = average(self.model, images, draws)
+            self.latest = self.online.latest | {
+                "entropy": float(prediction.entropy.mean()),
+                "balance": _balance(prediction),
+            }
+        skipped = (~sound).nonzero()[:, 0].tolist()
+        self.report.skipped += len(skipped)
+        self.report.skipped_at.extend(self.report.images + place for place in skipped)
+        return prediction
+
+
+def _balance(prediction: Prediction) -> float:
+    """Return the entropy of the predicted classes over log C: 1 when all are equally frequent."""
+    classes = prediction.probs.shape[1]
+    counts = prediction.label[prediction.label >= 0].bincount(minlength=classes).float()
+    shares = counts / counts.sum().clamp_min(1)
+    return float(entropy_of(shares[None])[0] / torch.tensor(float(classes)).log())
