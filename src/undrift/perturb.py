@@ -1,8 +1,8 @@
 """Put a variational perturbation on anybody's network, and take it off again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,20 @@ from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
 from undrift.select import Choice, choose, matching, plain_name
 
+if TYPE_CHECKING:
+    from undrift.data.preprocess import Preprocess
+
 Hook = Callable[..., Any]
 
 
 def perturb(
-    net: nn.Module, options: Options | str = "paper", *, generator: torch.Generator | None = None, **changes: object
+    net: nn.Module,
+    options: Options | str = "paper",
+    *,
+    generator: torch.Generator | None = None,
+    preprocess: "Preprocess | None" = None,
+    classes: Sequence[str] | None = None,
+    **changes: object,
 ) -> "Perturbed":
     """Return the network with a zero-mean Gaussian on the weights of its layers: w_t = w_s + ε·exp(log_var / 2).
 
@@ -30,6 +39,8 @@ def perturb(
         net: any module; layers may be convolutions, linear layers and attention.
         options: a preset's name ("paper", "released") or Options.
         generator: makes the noise reproducible; without it torch's global generator gives the seed.
+        preprocess: what happens to an image before this network sees it; travels with the model and its file.
+        classes: the names of the classes, in the order of the outputs; they travel along too.
         **changes: single options by name, such as `estimator="drawn"` or `exclude="fc"`.
 
     Returns:
@@ -47,14 +58,16 @@ def perturb(
         )
     if isinstance(net, torch.jit.ScriptModule):
         raise CannotPerturb(
-            f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; the perturbation needs the Python module. "
+            f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; undrift needs the Python module. "
             "Build the network from its class and load its state_dict."
         )
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
     _guard_hooks()
-    return Perturbed(net, chosen, choices, generator)
+    model = Perturbed(net, chosen, choices, generator)
+    model.preprocess, model.classes = preprocess, None if classes is None else tuple(classes)
+    return model
 
 
 class Perturbed(nn.Module):
@@ -65,7 +78,12 @@ class Perturbed(nn.Module):
         options: every choice that was made.
         noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
         norms: the policy of each norm layer.
+        preprocess: what happens to an image before the network sees it, where it is known.
+        classes: the names of the classes, in the order of the outputs, where they are known.
     """
+
+    preprocess: "Preprocess | None" = None
+    classes: tuple[str, ...] | None = None
 
     def __init__(
         self, net: nn.Module, options: Options, choices: list[Choice], generator: torch.Generator | None

@@ -1,0 +1,137 @@
+"""The adapted mean network, for programs that know nothing of undrift."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import undrift
+from support import convnet, images, learnables, same, snapshot
+from undrift.data.preprocess import IMAGENET
+from undrift.export import export, mean_network
+from undrift.predict import predict
+
+
+def adapted(net: nn.Module, **options: Any) -> undrift.Perturbed:
+    model = undrift.perturb(net, **options)
+    with torch.no_grad():
+        model(images(seed=3))
+        for parameter in learnables(model).values():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def mean_logits(model: undrift.Perturbed, x: Tensor) -> Tensor:
+    model.eval()
+    with model.mean(), torch.no_grad():
+        return model(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_statistics": "source"}, {"frozen": "8"}, {"estimator": "drawn"}])
+def test_a_state_dict_loads_strictly_and_is_the_mean_network(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = adapted(convnet(), preprocess=IMAGENET, classes=list("abcde"), **options)
+    before = snapshot(model.net)
+    size = export(model, tmp_path / "net.safetensors")
+    assert size == (tmp_path / "net.safetensors").stat().st_size
+    own = convnet()
+    own.load_state_dict(safetensors.torch.load_file(tmp_path / "net.safetensors"), strict=True)
+    own.eval()
+    with torch.no_grad():
+        assert torch.equal(own(images()), mean_logits(model, images()))
+        assert torch.equal(own(images()).softmax(1), predict(model, images(), samples=0).probs)
+    assert same(model.net.state_dict(), before)
+    with safetensors.safe_open(tmp_path / "net.safetensors", framework="pt") as file:
+        texts = file.metadata()
+    assert json.loads(texts["classes"]) == list("abcde")
+    assert json.loads(texts["preprocess"]) == IMAGENET.to_dict()
+
+
+def test_batch_statistics_do_not_fit_into_a_state_dict(tmp_path: Path) -> None:
+    model = adapted(convnet(), norm_statistics="batch")
+    with pytest.raises(undrift.OptionError, match=r'norm_statistics="batch": 1 use.*state_dict holds kept.*moving'):
+        export(model, tmp_path / "net.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("statistics", ["moving", "source", "batch"])
+def test_a_program_is_the_mean_network_for_any_batch(tmp_path: Path, statistics: str) -> None:
+    model = adapted(convnet(), norm_statistics=statistics, classes=list("abcde"))
+    export(model, tmp_path / "net.pt2", "torch.export", example=images(1 if statistics == "moving" else 4))
+    extra = {"undrift.json": ""}
+    program = torch.export.load(io.BytesIO((tmp_path / "net.pt2").read_bytes()), extra_files=extra).module()
+    assert json.loads(json.loads(extra["undrift.json"])["classes"]) == list("abcde")
+    for count in (2, 6, 9):
+        assert torch.equal(program(images(count)), mean_logits(model, images(count)))
+
+
+def test_the_copy_is_plain_and_independent() -> None:
+    net = convnet()
+    model = adapted(net)
+    expected = mean_logits(model, images())
+    plain = mean_network(model)
+    assert not any(m._forward_hooks or m._forward_pre_hooks or m.training for m in plain.modules())
+    with torch.no_grad():
+        for parameter in learnables(model).values():
+            parameter += 1
+        assert torch.equal(plain(images()), expected)
+    with model.off():
+        assert same(mean_network(model).state_dict(), snapshot(model.remove()) | changed(model))
+
+
+def changed(model: undrift.Perturbed) -> dict[str, Tensor]:
+    return {f"{p.name}.{n}": t for p in model.norms for n, t in p.away.items() if t is not None}
+
+
+def test_tied_weights_compiled_networks_and_shared_layers(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+            self.b.weight = self.a.weight
+            self.again = self.norm
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.b(self.norm(self.a(x))))
+
+    model = undrift.perturb(torch.compile(Tied(), backend="eager"))
+    with torch.no_grad():
+        for parameter in learnables(model).values():
+            parameter += 0.3
+    export(model, tmp_path / "t.safetensors")
+    own = Tied()
+    own.load_state_dict(safetensors.torch.load_file(tmp_path / "t.safetensors"), strict=True)
+    x = torch.randn(3, 4)
+    assert torch.equal(own(x), mean_logits(model, x))
+
+
+def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
+    model = undrift.perturb(convnet())
+    for format_, example, match in (
+        ("onnx", None, "not one of state_dict, torch.export"),
+        ("torch.export", None, r"no example.*example=images"),
+        ("torch.export", "images", "an example that is str"),
+    ):
+        with pytest.raises(undrift.OptionError, match=match):
+            export(model, tmp_path / "x", format_, example)  # type: ignore[arg-type]
+    with pytest.raises(undrift.UndriftError, match="needs a perturbed network"):
+        export(convnet(), tmp_path / "x")  # type: ignore[arg-type]
+    with pytest.raises(undrift.DataError, match="no folder"):
+        export(model, tmp_path / "no" / "x")
+    model.remove()
+    with pytest.raises(undrift.UndriftError, match=r"removed.*Export before"):
+        export(model, tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_extra_state_is_named(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"a": 1}
+
+    with pytest.raises(undrift.DataError, match=r"_extra_state.*no tensor"):
+        export(undrift.perturb(nn.Sequential(Extra(2, 2))), tmp_path / "x")
