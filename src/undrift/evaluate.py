@@ -1,0 +1,208 @@
+"""How good an adapted network is, where labels exist: on a domain, on source and target, along a stream of domains."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._batches import images_of
+from undrift._errors import DataError
+from undrift._packing import written_by
+from undrift.metrics import Tally
+from undrift.perturb import Perturbed
+from undrift.predict import predict
+from undrift.prediction import Prediction
+from undrift.report import Report, Result, Role
+
+Loader = Iterable[Any]
+Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
+Ask = Callable[[Tensor], Prediction]
+KEYS = ("labels", "label", "targets", "target", "y")
+
+
+def evaluate(
+    model: nn.Module,
+    data: Loader | Mapping[str, Loader],
+    *,
+    samples: int | None = None,
+    temperature: float = 1.0,
+    generator: torch.Generator | int | None = None,
+) -> Report:
+    """Return error, NLL, Brier and ECE of a network on labelled images: one domain, or several by name.
+
+    Nothing is adapted, and the network is left as it was. A plain network is evaluated too, for the rows that a table
+    compares with.
+
+    Args:
+        model: a perturbed network, or any classifier.
+        data: a loader of images with labels (tuples or dicts), or a mapping from names to such loaders.
+        samples: draws averaged a prediction; 0 is the mean network, None what the options say.
+        temperature: divides the logits.
+        generator: a generator or a seed makes the draws reproducible.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> report = evaluate(net, [(torch.rand(8, 1, 2, 2), torch.zeros(8, dtype=torch.long))])
+        >>> report.results[0].scores.count
+        8
+    """
+    domains = data if isinstance(data, Mapping) else {"target": data}
+    ask = _ask(model, samples, temperature, generator)
+    results = tuple(_result(name, ask, loader) for name, loader in domains.items())
+    if not results:
+        raise DataError(
+            "no domains were given; needed: a loader, or a mapping from names to loaders. Give at least one."
+        )
+    return Report("offline", results, _about(model, samples, temperature))
+
+
+def evaluate_generalized(
+    model: nn.Module,
+    target: Loader,
+    source: Loader,
+    *,
+    task: str = "source → target",
+    samples: int | None = None,
+    temperature: float = 1.0,
+    generator: torch.Generator | int | None = None,
+) -> Report:
+    """Return how an adapted network does on its target and still does on its source, with their harmonic mean.
+
+    The protocol splits the source 80/20, adapts on all of the target, and reports accuracy on the held-out 20 % and
+    on the target. `undrift.join` makes one table of many tasks, with the mean of their harmonic means and the
+    harmonic mean of their means, which differ.
+
+    Args:
+        target: labelled images of the target domain.
+        source: labelled images of the source that the source network was not trained on.
+        task: what to call it, such as "photo → sketch".
+    """
+    ask = _ask(model, samples, temperature, generator)
+    results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task))
+    return Report("generalized", results, _about(model, samples, temperature))
+
+
+def evaluate_continual(
+    model: nn.Module,
+    domains: Mapping[str, Loader],
+    answer: Answer,
+    *,
+    source: Loader | None = None,
+    samples: int | None = None,
+    temperature: float = 1.0,
+    generator: torch.Generator | int | None = None,
+) -> Report:
+    """Return the error along a stream of domains, and what the network forgot of its source meanwhile.
+
+    The domains follow each other in one stream of images without a mark where one ends; the labels stay here. Each
+    batch is scored by the answer given at once.
+
+    Args:
+        model: the network that adapts; it is left adapted.
+        domains: labelled loaders by name, in the order of the stream.
+        answer: takes batches of images and yields one prediction a batch:
+            `lambda images: undrift.stream(model, images, likelihood=undrift.entropy)`.
+        source: clean labelled source images, to measure forgetting: before the stream under the source network, after
+            it under the adapted one, with `samples` draws.
+        samples: draws a prediction on the source images; the stream's own are its own affair.
+        temperature: divides the logits on the source images.
+        generator: makes the draws on the source images reproducible.
+    """
+    results: list[Result] = []
+    ask = _ask(model, samples, temperature, generator)
+    if source is not None:
+        results.append(_before(model, source, temperature))
+    tallies = {name: Tally() for name in domains}
+    waiting: deque[tuple[str, Tensor]] = deque()
+    for number, prediction in enumerate(answer(_images(domains, waiting)), 1):
+        if not waiting:
+            raise DataError(
+                f"answer {number} came without a batch; needed: one prediction a batch. Let `answer` yield once for "
+                "each batch of images that it takes."
+            )
+        name, labels = waiting.popleft()
+        if len(prediction) != len(labels):
+            raise DataError(
+                f"answer {number} ({name}) is of {len(prediction)} images, the batch has {len(labels)}; needed: a row "
+                "an image. Let `answer` yield one prediction for each batch, in order, the last and short one too."
+            )
+        tallies[name].add(prediction.probs, labels, prediction.label)
+    if waiting:
+        raise DataError(
+            f"{len(waiting)} batches of {waiting[0][0]} got no answer; needed: one prediction a batch. Let `answer` "
+            "yield one for each batch, skipped ones too."
+        )
+    results += [Result(name, tally.scores(), tally.reliability()) for name, tally in tallies.items()]
+    if source is not None:
+        results.append(_result("source", ask, source, "source"))
+    return Report("continual", tuple(results), _about(model, samples, temperature))
+
+
+def labels_of(item: Any) -> Tensor:
+    """Return the labels from what a loader yields: the second of a tuple, or a dict's `labels`."""
+    found: Any = None
+    if isinstance(item, Mapping):
+        found = next((item[key] for key in KEYS if key in item), None)
+    elif isinstance(item, tuple | list) and len(item) > 1:
+        found = item[1]
+    if not isinstance(found, Tensor):
+        given = f"dicts with {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+        raise DataError(
+            f"the loader yields {given}, in which no tensor of labels was found; needed: (images, labels), or a dict "
+            f"with labels under {', '.join(KEYS)}. Only images with labels can be evaluated."
+        )
+    return found
+
+
+def _ask(model: nn.Module, samples: int | None, temperature: float, generator: torch.Generator | int | None) -> Ask:
+    """Return what maps images to predictions."""
+    if isinstance(generator, int):
+        generator = torch.Generator().manual_seed(generator)  # goes on from batch to batch: each has noise of its own
+
+    def ask(images: Tensor) -> Prediction:
+        prediction = predict(model, images, samples, generator=generator, temperature=temperature)
+        names, outputs = getattr(model, "classes", None), prediction.probs.shape[1]
+        if isinstance(model, Perturbed) and names is not None and len(names) != outputs:
+            raise DataError(
+                f"the network has {outputs} outputs and {len(names)} class names; needed: a name an output, in their "
+                "order. Correct model.classes."
+            )
+        return prediction
+
+    return ask
+
+
+def _result(name: str, ask: Ask, loader: Loader, role: Role = "target", task: str = "") -> Result:
+    tally = Tally()
+    for item in loader:
+        # Labels first: a loader without them should not cost a forward pass to be found out.
+        labels = labels_of(item)
+        prediction = ask(images_of(item))
+        tally.add(prediction.probs, labels, prediction.label)
+    return Result(name, tally.scores(), tally.reliability(), role, task)
+
+
+def _before(model: nn.Module, source: Loader, temperature: float) -> Result:
+    if not isinstance(model, Perturbed):
+        return _result("source", _ask(model, None, temperature, None), source, "source before")
+    with model.off() as net:
+        return _result("source", _ask(net, None, temperature, None), source, "source before")
+
+
+def _images(domains: Mapping[str, Loader], waiting: "deque[tuple[str, Tensor]]") -> Iterator[Tensor]:
+    """Yield the images of one domain after the other; their labels go into `waiting`, where the stream cannot look."""
+    for name, loader in domains.items():
+        for item in loader:
+            waiting.append((name, labels_of(item)))
+            yield images_of(item)
+
+
+def _about(model: nn.Module, samples: int | None, temperature: float) -> dict[str, Any]:
+    about: dict[str, Any] = {"undrift": written_by(), "temperature": temperature, "network": type(model).__name__}
+    if isinstance(model, Perturbed):
+        about["network"] = type(model.net).__name__
+        about["samples"] = model.options.test_samples if samples is None else samples
+        about["options"] = model.options.as_dict()
+    return about

@@ -1,0 +1,164 @@
+"""How good predictions are: error, likelihood, calibration. All are fractions, in [0, 1] where they can be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from undrift._errors import DataError
+
+BINS = 15
+_LEAST = 2.0**-126  # the least normal float32: a probability of 0 costs 87.3 nats, not infinity
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Four numbers for one set of predictions, how many images they are from, and how many of those got no answer.
+
+    An image without an answer (NaN in it, or in its logits) counts as wrong, with uniform probabilities.
+    """
+
+    count: int
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    unanswered: int = 0
+
+    @property
+    def error(self) -> float:
+        """1 − accuracy."""
+        return 1 - self.accuracy
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What a reliability diagram shows: images, mean confidence and accuracy of each bin (0 in an empty one)."""
+
+    counts: tuple[int, ...]
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+
+    @property
+    def ece(self) -> float:
+        """Σ_bins (images in the bin / all images) · |accuracy − confidence|."""
+        gaps = (n * abs(a - c) for n, c, a in zip(self.counts, self.confidence, self.accuracy, strict=True))
+        return sum(gaps) / sum(self.counts)
+
+
+class Tally:
+    """Scores of predictions that come batch by batch; five numbers an image are kept, not its probabilities."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def add(self, probs: Tensor, labels: Tensor, answers: Tensor | None = None) -> None:
+        """Take in one batch: probabilities (batch × classes), true classes, and what was answered (−1: nothing)."""
+        check(probs, labels)
+        p, labels = probs.detach().double().cpu(), labels.detach().long().cpu()
+        confidence, label = p.max(1)
+        if answers is not None:
+            label = answers.cpu()
+        true = p.gather(1, labels[:, None])[:, 0]
+        brier = p.square().sum(1) - 2 * true + 1
+        columns = (confidence, (label == labels).double(), -true.clamp_min(_LEAST).log(), brier, (label < 0).double())
+        self._kept.append(torch.stack(columns))
+
+    def reliability(self, bins: int = BINS) -> Reliability:
+        """Return the bins of the reliability diagram."""
+        confidence, correct, *_ = self._all()
+        # Bin i is (i / bins, (i + 1) / bins]: a confidence on an edge belongs below it.
+        place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
+        counts = torch.bincount(place, minlength=bins)
+        sums = [torch.zeros(bins, dtype=torch.float64).index_add_(0, place, v) for v in (confidence, correct)]
+        means = [(s / counts.clamp_min(1)).tolist() for s in sums]
+        return Reliability(tuple(counts.tolist()), tuple(means[0]), tuple(means[1]))
+
+    def scores(self) -> Scores:
+        """Return the means over all images so far."""
+        kept = self._all()
+        _, accuracy, nll, brier, _ = kept.mean(1).tolist()
+        return Scores(kept.shape[1], accuracy, nll, brier, self.reliability().ece, int(kept[4].sum()))
+
+    def _all(self) -> Tensor:
+        if not sum(k.shape[1] for k in self._kept):
+            raise DataError(
+                "no images were scored; needed: at least one labelled batch. Check that the loader has any."
+            )
+        return torch.cat(self._kept, dim=1)
+
+
+def accuracy(probs: Tensor, labels: Tensor) -> float:
+    """Return the fraction of images whose most probable class is the true one; the first of equals counts."""
+    return _tally(probs, labels).scores().accuracy
+
+
+def error(probs: Tensor, labels: Tensor) -> float:
+    """Return 1 − accuracy."""
+    return 1 - accuracy(probs, labels)
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Return the mean of −log p(true class), in nats; p is taken as 2⁻¹²⁶ at least."""
+    return _tally(probs, labels).scores().nll
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Return the mean of Σ_k (p_k − [k is the true class])², between 0 and 2."""
+    return _tally(probs, labels).scores().brier
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Return the expected calibration error, over 15 bins (i/15, (i+1)/15] of the largest probability.
+
+    Σ_bins (images in the bin / all images) · |accuracy in the bin − mean confidence in the bin|
+    """
+    return _tally(probs, labels).reliability(bins).ece
+
+
+def harmonic_mean(values: Sequence[float]) -> float:
+    """Return n / Σ 1/v, and 0 where a value is 0: good only where all are good.
+
+    Examples:
+        >>> round(harmonic_mean([0.766, 0.716]), 3)
+        0.74
+    """
+    if not values or min(values) < 0:
+        raise DataError(f"a harmonic mean of {list(values)} does not exist; needed: values from 0 up. Give accuracies.")
+    return len(values) / sum(1 / v for v in values) if min(values) > 0 else 0.0
+
+
+def check(probs: Tensor, labels: Tensor) -> None:
+    """Raise where labels cannot be those of these predictions."""
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+        raise DataError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; needed: one whole number an image. "
+            "Give class indices: one_hot.argmax(1) for one-hot labels."
+        )
+    if probs.ndim != 2 or len(probs) != len(labels):
+        raise DataError(
+            f"predictions of shape {tuple(probs.shape)} meet {len(labels)} labels; needed: a row of probabilities a "
+            "label. Let the loader yield images with their own labels."
+        )
+    if not len(labels):
+        return
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= probs.shape[1]:
+        raise DataError(
+            f"labels go from {least} to {most}, but the network has {probs.shape[1]} classes (0 to "
+            f"{probs.shape[1] - 1}); needed: labels in the order of its outputs. Map them to the network's classes, "
+            "and leave images of other classes out."
+        )
+    if not bool(torch.isfinite(probs).all()):
+        bad = int((~torch.isfinite(probs)).any(1).sum())
+        raise DataError(
+            f"the predictions of {bad} of {len(probs)} images are NaN or infinite; needed: probabilities. Look for NaN "
+            "in the images, or for an adaptation that diverged (lower its learning rate)."
+        )
+
+
+def _tally(probs: Tensor, labels: Tensor) -> Tally:
+    tally = Tally()
+    tally.add(probs, labels)
+    return tally

@@ -1,0 +1,198 @@
+"""Three settings, one report; labels are scored against and never shown."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift
+from support import convnet, images, same, snapshot
+from undrift import metrics
+from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized, labels_of
+from undrift.predict import predict
+from undrift.prediction import Prediction
+from undrift.report import join
+from undrift.stream import stream
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def labelled(seed: int, batches: int = 3, size: int = 6) -> Batches:
+    generator = torch.Generator().manual_seed(seed)
+    return [(images(size, seed + i), torch.randint(5, (size,), generator=generator)) for i in range(batches)]
+
+
+def both(data: Batches) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+
+
+def test_offline_is_the_metrics_of_predict() -> None:
+    model = undrift.perturb(convnet())
+    data = labelled(0)
+    x, y = both(data)
+    found = evaluate(model, data, samples=0, temperature=2.0).results[0]
+    probs = predict(model, x, samples=0, temperature=2.0).probs
+    assert found.domain == "target"
+    assert found.scores.accuracy == metrics.accuracy(probs, y)
+    for name in ("nll", "brier", "ece"):
+        assert getattr(found.scores, name) == pytest.approx(getattr(metrics, name)(probs, y), rel=1e-5)
+
+
+def test_draws_are_reproducible_and_differ_from_batch_to_batch() -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.2)
+    data = [labelled(0)[0]] * 2
+    a, b = (evaluate(model, data, samples=2, generator=3) for _ in range(2))
+    assert a == b
+    once = evaluate(model, data[:1], samples=2, generator=3)
+    assert a.results[0].scores.nll != once.results[0].scores.nll
+
+
+def test_the_network_is_left_as_it_was() -> None:
+    model = undrift.perturb(convnet())
+    model.train()
+    before = snapshot(model.net)
+    evaluate(model, labelled(0))
+    assert same(model.net.state_dict(), before)
+    assert all(m.training for m in model.modules())
+
+
+def test_plain_networks_and_several_domains() -> None:
+    net = convnet().eval()
+    report = evaluate(net, {"clinic A": labelled(0), "clinic B": labelled(9, 2)})
+    assert [r.domain for r in report.results] == ["clinic A", "clinic B"]
+    assert [r.scores.count for r in report.results] == [18, 12]
+    mean = sum(r.scores.error for r in report.results) / 2
+    assert report.summary["error"] == pytest.approx(mean)
+    model = undrift.perturb(net)
+    with model.off():
+        assert evaluate(net, labelled(0)).results[0].scores == report.results[0].scores
+
+
+def test_generalized_has_both_harmonic_means() -> None:
+    reports = []
+    for i, task in enumerate(("A → B", "A → C")):
+        model = undrift.perturb(convnet())
+        reports.append(evaluate_generalized(model, labelled(i), labelled(i + 5), task=task, samples=0))
+    report = join(reports)
+    source = [r.scores.accuracy for r in report.of("source")]
+    target = [r.scores.accuracy for r in report.of("target")]
+    each = [metrics.harmonic_mean(pair) for pair in zip(source, target, strict=True)]
+    assert [report.harmonic(t) for t in report.tasks] == pytest.approx(each)
+    assert report.summary["mean_of_harmonics"] == pytest.approx(sum(each) / 2)
+    assert report.summary["harmonic_of_means"] == pytest.approx(
+        metrics.harmonic_mean([sum(source) / 2, sum(target) / 2])
+    )
+    assert report.summary["source_accuracy"] == pytest.approx(sum(source) / 2)
+
+
+def test_continual_scores_the_stream_and_what_it_forgot() -> None:
+    model = undrift.perturb(convnet(), test_samples=0)
+    domains = {"noise": labelled(0), "fog": labelled(5, size=4)}
+    clean = labelled(20)
+    seen: list[Any] = []
+
+    def answer(batches: Iterator[Tensor]) -> Iterable[Prediction]:
+        def watched() -> Iterator[Tensor]:
+            for batch in batches:
+                seen.append(batch)
+                yield batch
+
+        return stream(model, watched(), lr=0.05)
+
+    with model.off() as net:
+        expected = evaluate(net, clean).results[0].scores
+    report = evaluate_continual(model, domains, answer, source=clean)
+    assert all(isinstance(batch, Tensor) for batch in seen)
+    assert [(r.domain, r.role) for r in report.results] == [
+        ("source", "source before"),
+        ("noise", "target"),
+        ("fog", "target"),
+        ("source", "source"),
+    ]
+    assert report.of("source before")[0].scores == expected
+    assert [r.scores.count for r in report.of("target")] == [18, 12]
+    after = evaluate(model, clean).results[0].scores
+    assert report.of("source")[0].scores == after
+    assert report.summary["forgetting"] == pytest.approx(after.error - expected.error)
+
+
+def test_continual_on_a_plain_network() -> None:
+    net = convnet()
+    report = evaluate_continual(net, {"a": labelled(0)}, lambda xs: (predict(net, x) for x in xs), source=labelled(4))
+    assert report.summary["forgetting"] == 0
+    expected = evaluate(net, labelled(0)).results[0].scores
+    assert report.of("target")[0].scores == expected
+    bare = evaluate_continual(net, {"a": labelled(0)}, lambda xs: (predict(net, x) for x in xs))
+    assert "forgetting" not in bare.summary
+
+
+def test_an_answerer_that_does_not_keep_step_is_named() -> None:
+    net = convnet()
+    whole = predict(net, images(4))
+
+    def run(answers: Any) -> None:
+        evaluate_continual(net, {"fog": labelled(0, 2)}, answers)
+
+    with pytest.raises(undrift.DataError, match=r"answer 1 \(fog\) is of 4 images, the batch has 6"):
+        run(lambda xs: (whole for _ in xs))
+    with pytest.raises(undrift.DataError, match="2 batches of fog got no answer"):
+        run(lambda xs: [None for _ in xs] and [])
+    with pytest.raises(undrift.DataError, match="answer 1 came without a batch"):
+        run(lambda _: [whole])
+
+
+def test_images_that_are_nan_count_as_wrong() -> None:
+    data = labelled(0, 1)
+    data[0][0][2] = float("nan")
+    scores = evaluate(undrift.perturb(convnet()), data).results[0].scores
+    assert (scores.count, scores.unanswered) == (6, 1)
+
+
+@pytest.mark.parametrize("key", ["label", "labels", "target", "y"])
+def test_labels_in_dicts(key: str) -> None:
+    x, y = labelled(0)[0]
+    assert labels_of({"pixel_values": x, key: y}) is y
+    assert evaluate(convnet(), [{"image": x, key: y}]).results[0].scores.count == 6
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ([images()], r"yields a Tensor.*\(images, labels\)"),
+        ([(images(),)], "yields a tuple"),
+        ([(images(), ["a.png"] * 6)], "no tensor of labels"),
+        ([{"image": images(), "name": 3}], r"dicts with 'image', 'name'"),
+        ([(images(), torch.full((6,), 7))], r"7 to 7.*5 classes"),
+        ([(images(), torch.eye(6))], "one-hot"),
+        ([], "no images were scored"),
+        ({}, "no domains"),
+    ],
+)
+def test_loaders_without_proper_labels_get_three_facts(data: Any, match: str) -> None:
+    with pytest.raises(undrift.DataError, match=match):
+        evaluate(convnet(), data)
+
+
+def test_class_names_that_do_not_match_the_outputs() -> None:
+    model = undrift.perturb(convnet(), classes=["cat", "dog"])
+    with pytest.raises(undrift.DataError, match=r"5 outputs and 2 class names.*model\.classes"):
+        evaluate(model, labelled(0))
+
+
+def test_a_loader_that_raises_leaves_the_network_alone() -> None:
+    def broken() -> Iterator[tuple[Tensor, Tensor]]:
+        yield labelled(0)[0]
+        raise OSError("disk gone")
+
+    model = undrift.perturb(convnet())
+    before = snapshot(model.net)
+    with pytest.raises(OSError, match="disk gone"):
+        evaluate(model, broken())
+    assert same(model.net.state_dict(), before)
+
+
+def test_outputs_of_other_shapes_are_refused() -> None:
+    with pytest.raises(undrift.OutputError, match="dense map"):
+        evaluate(nn.Conv2d(3, 4, 3), labelled(0))

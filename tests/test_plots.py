@@ -1,0 +1,100 @@
+"""Pictures are drawn without a screen, say what they show, and are whole PNG files."""
+
+import builtins
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import undrift
+from support import convnet, learnables
+from test_report import continual, generalized, offline
+from undrift import plots
+from undrift.file import inspect, save
+from undrift.metrics import Reliability
+
+
+def is_png(path: Path) -> bool:
+    content = path.read_bytes()
+    return content[:8] == b"\x89PNG\r\n\x1a\n" and content[-8:-4] == b"IEND"
+
+
+def test_sigma_of_a_model_and_of_a_file(tmp_path: Path) -> None:
+    model = undrift.perturb(convnet())
+    assert "nothing has moved it" in plots.sigma_finding(plots.sigmas(model))
+    with torch.no_grad():
+        for parameter in learnables(model).values():
+            parameter += torch.rand_like(parameter)
+        model.noises()[1].log_var += 3
+    size = plots.sigma(model, tmp_path / "a.png")
+    assert size == (tmp_path / "a.png").stat().st_size
+    assert is_png(tmp_path / "a.png")
+    save(model, tmp_path / "b.safetensors")
+    plots.sigma(inspect(tmp_path / "b.safetensors"), tmp_path / "b.png")
+    assert is_png(tmp_path / "b.png")
+    assert "largest in 3:" in plots.sigma_finding(inspect(tmp_path / "b.safetensors").sigmas)
+    silent = undrift.perturb(convnet(), init_fraction=0.0)
+    plots.sigma(silent, tmp_path / "c.png")
+    assert plots.sigma_finding(plots.sigmas(silent)) == "No noise: σ is 0 in every layer"
+
+
+def test_reports(tmp_path: Path) -> None:
+    for name, report in (("o", offline()), ("g", generalized()), ("c", continual())):
+        report.plot(tmp_path / f"{name}.png")
+        assert is_png(tmp_path / f"{name}.png")
+    plots.reliability(offline(), tmp_path / "r.png")
+    plots.domains({"tent": offline(), "vmp": offline()}, tmp_path / "d.png")
+    assert is_png(tmp_path / "r.png")
+    assert is_png(tmp_path / "d.png")
+    with pytest.raises(undrift.DataError, match=r"other has the domains .*A → B"):
+        plots.domains({"one": offline(), "other": generalized()}, tmp_path / "e.png")
+    with pytest.raises(undrift.DataError, match="no reports"):
+        plots.domains({}, tmp_path / "e.png")
+    assert not (tmp_path / "e.png").exists()
+
+
+def test_titles_state_the_finding() -> None:
+    assert plots.domains_finding({"": offline()}) == "Worst on snow (30.0 % error), best on fog (10.0 %)"
+    named = {"source": generalized(), "vmp": offline()}
+    assert plots.domains_finding(named) == "vmp errs least: 20.0 % on average (source 25.0 %)"
+    assert plots.reliability_finding(offline().results[0].reliability) == (
+        "Overconfident (ECE 17.0 %):\nsure of 82.0 %, right on 65.0 %"
+    )
+    mixed = Reliability((10, 10), (0.4, 0.9), (0.6, 0.7))
+    assert plots.reliability_finding(mixed).startswith("Calibrated on average, not bin by bin (ECE 20.0 %)")
+    shy = Reliability((10,), (0.6,), (0.9,))
+    assert plots.reliability_finding(shy).startswith("Underconfident")
+    assert plots.reliability_finding(Reliability((10,), (0.9,), (0.9,))).startswith("Well calibrated")
+
+
+def test_pooled_bins_are_those_of_all_images() -> None:
+    a, b = Reliability((1, 0), (0.4, 0.0), (1.0, 0.0)), Reliability((3, 2), (0.2, 0.9), (0.0, 1.0))
+    both = plots.pooled([a, b])
+    assert both.counts == (4, 2)
+    assert both.confidence == pytest.approx((0.25, 0.9))
+    assert both.accuracy == pytest.approx((0.25, 1.0))
+
+
+def test_pyplot_is_left_alone_and_other_names_are_refused(tmp_path: Path) -> None:
+    had = "matplotlib.pyplot" in sys.modules
+    offline().plot(tmp_path / "a.png")
+    assert ("matplotlib.pyplot" in sys.modules) == had
+    with pytest.raises(undrift.OptionError, match=r"does not end in \.png.*a\.png"):
+        offline().plot(tmp_path / "a.pdf")
+    with pytest.raises(undrift.DataError, match="no folder"):
+        offline().plot(tmp_path / "no" / "a.png")
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
+        offline().plot(tmp_path / "a.png")
