@@ -130,6 +130,12 @@ def check(name: str, device: torch.device, compile_it: bool) -> dict[str, object
     return row
 
 
+def problem(stderr: str) -> str:
+    """Return the line of a traceback that names the error."""
+    lines = [line.strip() for line in stderr.splitlines() if "Error" in line]
+    return (lines or ["no message"])[-1][:300]
+
+
 def run_one(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     """Return the row of one network, measured in a process of its own."""
     command = [sys.executable, __file__, "--only", name, "--device", arguments.device, "--json"]
@@ -137,7 +143,7 @@ def run_one(name: str, arguments: argparse.Namespace) -> dict[str, object]:
     if result.returncode == 0:
         row = json.loads(result.stdout.strip().splitlines()[-1])
     else:
-        row = {"network": name, "library": NETWORKS[name][0], "error": result.stderr.strip().splitlines()[-1][:300]}
+        row = {"network": name, "library": NETWORKS[name][0], "error": problem(result.stderr)}
     print(json.dumps(row), flush=True)
     return row
 

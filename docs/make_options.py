@@ -1,0 +1,44 @@
+"""Write docs/options.md from the Options dataclass: `python docs/make_options.py`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from undrift.options import PRESETS, Options
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    hints = get_type_hints(Options)
+    lines = [
+        "# Options",
+        "",
+        "Written by `docs/make_options.py` from `undrift.Options`, which API, command line and domain file share.",
+        '`undrift.perturb(net, "released", estimator="drawn")` takes a preset and changes to it.',
+        "",
+        "| option | values | " + " | ".join(f'"{name}"' for name in PRESETS) + " | what it is |",
+        "|---|---|" + "---|" * len(PRESETS) + "---|",
+    ]
+    for field in dataclasses.fields(Options):
+        hint = hints[field.name]
+        choices = ", ".join(get_args(hint)) if get_origin(hint) is Literal else _type(hint)
+        values = " | ".join(_show(getattr(options, field.name)) for options in PRESETS.values())
+        lines.append(f"| `{field.name}` | {choices} | {values} | {field.metadata['help']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type(hint: object) -> str:
+    names = {int: "whole number", float: "number", bool: "True, False"}
+    if hint in names:
+        return names[hint]  # type: ignore[index]
+    return "names" if get_origin(hint) is tuple else "whole number or None"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"`{v}`" for v in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "options.md").write_text(page())
