@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env test lint
+.PHONY: env demo test lint
 env: .venv/.done
 
 .venv/.done: pyproject.toml constraints.txt
@@ -10,8 +10,12 @@ env: .venv/.done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost,digits]"
 	touch $@
 
+demo: env
+	$(BIN)/python -m undrift.demo --out out/demo
+
+# Two processes, one thread each: the tensors are small, and a second thread would only wait.
 test: env
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: env
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import undrift
 from support import convnet, images
 
 STEPS, SHARE = 10, 4
+SETTINGS = [(s, e) for s in ("source", "batch", "moving") for e in ("local", "drawn")]
 
 
 def adapt(model: torch.nn.Module, perturbed: undrift.Perturbed, batches: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -41,15 +43,16 @@ def perturbed(statistics: str, estimator: str, seed: int) -> undrift.Perturbed:
     )
 
 
-def work(rank: int, port: int, statistics: str, estimator: str, folder: str) -> None:
+def work(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     try:
-        model = perturbed(statistics, estimator, seed=5 + rank)
-        parallel = DistributedDataParallel(model)
-        batches = [images(2 * SHARE, seed=s)[rank * SHARE : (rank + 1) * SHARE] for s in range(STEPS)]
-        torch.save(adapt(parallel, model, batches), Path(folder) / f"{rank}.pt")
+        for statistics, estimator in SETTINGS:
+            model = perturbed(statistics, estimator, seed=5 + rank)
+            parallel = DistributedDataParallel(model)
+            batches = [images(2 * SHARE, seed=s)[rank * SHARE : (rank + 1) * SHARE] for s in range(STEPS)]
+            torch.save(adapt(parallel, model, batches), Path(folder) / f"{statistics}-{estimator}-{rank}.pt")
     finally:
         distributed.destroy_process_group()
 
@@ -60,13 +63,18 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@pytest.mark.parametrize(
-    ("statistics", "estimator"), [("source", "local"), ("source", "drawn"), ("batch", "local"), ("moving", "local")]
-)
-def test_two_processes(statistics: str, estimator: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(work, (free_port(), statistics, estimator, folder), nprocs=2)
-        first, second = (torch.load(Path(folder) / f"{r}.pt", weights_only=True) for r in range(2))
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Run every setting in two processes, once; processes take seconds to start."""
+    with tempfile.TemporaryDirectory() as place:
+        multiprocessing.spawn(work, (free_port(), place), nprocs=2)
+        yield Path(place)
+
+
+@pytest.mark.parametrize(("statistics", "estimator"), SETTINGS)
+def test_two_processes(folder: Path, statistics: str, estimator: str) -> None:
+    files = [folder / f"{statistics}-{estimator}-{r}.pt" for r in range(2)]
+    first, second = (torch.load(file, weights_only=True) for file in files)
     assert first.keys() == second.keys()
     for name in first:
         assert torch.equal(first[name], second[name]), name
