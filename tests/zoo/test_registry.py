@@ -1,5 +1,7 @@
 """Networks are found by name; a checkpoint fits exactly or is refused with three facts."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -122,3 +124,11 @@ def test_shot_takes_its_backbone_from_imagenets_file_in_the_same_layout_only(tmp
     for load in (lambda: zoo.load("resnet50", path), lambda: zoo.transfer("shot_resnet50", path, classes=7)):
         with pytest.raises(DataError, match=r"another layout \(v1: .*Use (shot_)?resnet50_v1"):
             load()
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"", b"\x80\x05K\x01.", b"PK\x03\x04", b"\x80\x04junk" * 9])
+def test_junk_is_refused_with_three_facts(tmp_path: Path, junk: bytes) -> None:
+    path = tmp_path / "net.pt"
+    path.write_bytes(junk)
+    with pytest.raises(DataError, match="needed"):
+        zoo.load("digits", path)

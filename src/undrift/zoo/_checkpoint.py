@@ -1,6 +1,8 @@
 """Checkpoints read without unpickling code: safetensors, or PyTorch files restricted to weights."""
 
 import pickle
+import struct
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from undrift._errors import DataError
 
 UNREADABLE = (
     *(pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, AttributeError),
-    *(KeyError, IndexError, OverflowError, MemoryError, AssertionError),
+    *(KeyError, IndexError, OverflowError, MemoryError, AssertionError, struct.error),
 )
 """What `torch.load` is known to raise on files that are broken or hold more than weights."""
 
@@ -68,7 +70,10 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _torch(path: Path) -> dict[str, Tensor]:
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # PyTorch doubts old pickle protocols aloud; what follows says all that a user needs.
+            warnings.simplefilter("ignore", UserWarning)
+            content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a file of weights alone ({type(error).__name__}); needed: a state_dict, as undrift never "
