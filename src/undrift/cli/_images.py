@@ -1,0 +1,145 @@
+"""The images a command works on: a folder, a tar, a list, an array, or a data set by its name."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undrift._errors import DataError, OptionError
+from undrift.data import Batches, Domain, FileDomain, Preprocess, TensorDomain
+
+if TYPE_CHECKING:
+    import torch
+
+Root = Annotated[Path, typer.Option(help="Where data sets that are named, not pathed, lie.", metavar="FOLDER")]
+DATA_SETS = (
+    "cifar10, cifar100, cifar10_c:CORRUPTION:SEVERITY, cifar100_c:…, imagenet, imagenet_c:…, pacs:DOMAIN, "
+    "office31:DOMAIN, office_home:DOMAIN, digits:mnist, digits:optdigits"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedImages(FileDomain):
+    """A domain that remembers the batches made of it, and so which images could not be read."""
+
+    made: list[Batches[Any]] = field(default_factory=list)
+
+    def _batches(self, *how: Any) -> Batches[Any]:
+        batches: Batches[Any] = super()._batches(*how)
+        self.made.append(batches)
+        return batches
+
+
+def open_images(text: str, root: Path, preprocess: Preprocess) -> Domain:
+    """Return the images at a path, or of a data set by its name, without looking at any label."""
+    if not Path(text).exists() and (named := data_set(text, root)) is not None:
+        return watched(named.prepared(preprocess))
+    from undrift import data
+
+    try:
+        return watched(data.images(text, preprocess=preprocess))
+    except DataError as error:
+        if Path(text).exists():
+            raise
+        raise DataError(f"{error} Data sets by name: {DATA_SETS}.") from error
+
+
+def watched(domain: Domain) -> Domain:
+    """Return the domain, watched where it is read from files."""
+    if isinstance(domain, TensorDomain):
+        return domain
+    return WatchedImages(**{f.name: getattr(domain, f.name) for f in fields(FileDomain)})
+
+
+def skipped_of(*domains: Domain) -> dict[str, str]:
+    """Return the images that could not be read, each with its reason."""
+    out: dict[str, str] = {}
+    for domain in domains:
+        if isinstance(domain, TensorDomain):
+            out |= domain.skipped.reasons
+        elif isinstance(domain, WatchedImages):
+            for batches in domain.made:
+                out |= batches.skipped.reasons
+    return out
+
+
+class InOrder:
+    """The batches of a domain in its order, from a place on, and where the last one ended.
+
+    Attributes:
+        names: of the images in the last batch.
+        position: images of the domain that are done with, those that could not be read among them.
+    """
+
+    def __init__(self, domain: Domain, batch_size: int, position: int, device: "torch.device") -> None:
+        self.domain: Domain = domain.select(range(position, len(domain))) if position else domain
+        self.names: list[str] = []
+        self.position, self._start, self._size, self._device = position, position, batch_size, device
+
+    def __iter__(self) -> "Iterator[torch.Tensor]":
+        domain, size = self.domain, self._size
+        if isinstance(domain, TensorDomain):
+            batches = domain._batches(list, size, None, False)
+        else:
+            batches = domain._batches(list, size, None, False, "cpu", None)
+        for images, places in batches:
+            self.names = [name_of(domain, place) for place in places]
+            # Batches begin at multiples of their size, whatever images in them could not be read.
+            self.position = self._start + min((places[-1] // size + 1) * size, len(domain))
+            yield images.to(self._device)
+        self.position = self._start + len(domain)
+
+    def __length_hint__(self) -> int:
+        return -(-len(self.domain) // self._size)
+
+
+def name_of(domain: Domain, place: int) -> str:
+    """Return where the image at this place came from."""
+    return domain.name_of(place) if isinstance(domain, TensorDomain) else domain.sources[place].name
+
+
+def data_set(text: str, root: Path, train: bool = False) -> Domain | None:
+    """Return a data set by its name, or None where the text is none's name."""
+    from undrift import data
+
+    name, *parts = text.split(":")
+    loaders: dict[str, Callable[..., Domain]] = {
+        "cifar10": lambda: data.cifar10(root, train=train),
+        "cifar100": lambda: data.cifar100(root, train=train),
+        "cifar10_c": lambda corruption, severity="5": data.cifar10_c(root, corruption, _severity(severity)),
+        "cifar100_c": lambda corruption, severity="5": data.cifar100_c(root, corruption, _severity(severity)),
+        "imagenet": lambda: data.imagenet(root),
+        "imagenet_c": lambda corruption, severity="5": data.imagenet_c(root, corruption, _severity(severity)),
+        "pacs": lambda domain: data.pacs(root, domain),
+        "office31": lambda domain: data.office31(root, domain),
+        "office_home": lambda domain: data.office_home(root, domain),
+        "digits": lambda domain="mnist": data.digits(domain),
+    }
+    if name not in loaders:
+        return None
+    try:
+        return loaders[name](*parts)
+    except TypeError as error:  # too few or too many parts: the loaders themselves raise nothing of the kind
+        raise OptionError(f"{text!r} is no data set; needed: one of {DATA_SETS}. Write it so.") from error
+
+
+def first_images(domain: Domain, count: int) -> "torch.Tensor":
+    """Return the first few images that can be read, as the network wants them; decoded here, without workers."""
+    if isinstance(domain, TensorDomain):
+        return next(iter(domain.named_batches(count)))[0]
+    return next(iter(domain.named_batches(count, workers=0)))[0]
+
+
+def hold_if_small(domain: Domain, device: "torch.device", most_bytes: int = 2**30) -> Domain:
+    """Return the domain in memory where all its images fit into 1 GiB, so that each is decoded once."""
+    if isinstance(domain, TensorDomain):
+        return domain.to(device)
+    return domain.hold(device) if first_images(domain, 1).numel() * len(domain) <= most_bytes else domain
+
+
+def _severity(text: str) -> int:
+    if not text.isdecimal():
+        raise OptionError(f"severity {text!r} is no number; needed: 1 (mild) to 5 (severe). Choose one of these.")
+    return int(text)

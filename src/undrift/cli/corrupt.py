@@ -1,0 +1,103 @@
+"""`undrift corrupt`: clean images in, CIFAR-10-C or ImageNet-C out, and a contact sheet."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undrift._errors import DataError, OptionError
+from undrift.cli._images import Root, data_set, first_images
+from undrift.cli._places import Force, claim
+from undrift.cli._session import Session, command
+
+if TYPE_CHECKING:
+    from undrift.data import Domain
+
+
+@command
+def run(
+    session: Session,
+    images: Annotated[
+        str,
+        typer.Argument(
+            help="cifar10, cifar100 or imagenet (see --root); an ImageNet tree or tar; for --sheet an image."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="The folder to fill, such as CIFAR-10-C.", metavar="FOLDER")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A corruption, such as fog; repeat it. Default: the fifteen.")
+    ] = None,
+    severity: Annotated[
+        list[int] | None, typer.Option(help="1 to 5; repeat it. Default: all. ImageNet-C only.", min=1, max=5)
+    ] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Draw the first image under the fifteen × five here.", metavar="FILE.png")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of every corruption.", min=0)] = 0,
+    frost: Annotated[
+        Path | None,
+        typer.Option(help="Folder of frost pictures. Default: the imagecorruptions package.", metavar="FOLDER"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda; they draw different noise.")] = "cpu",
+    root: Root = Path(),
+    force: Force = False,
+) -> dict[str, Any]:
+    """Make CIFAR-10-C or ImageNet-C from clean images, in their published layouts.
+
+    A file or folder that is complete is not made again: stopped, the same command goes on.
+
+    Example: undrift corrupt cifar10 --root data --out CIFAR-10-C --name fog --name frost
+    """
+    from undrift.data import TensorDomain, imagenet
+    from undrift.data import images as plain_images
+    from undrift.data.corrupt import CORRUPTIONS, SEVERITIES, contact_sheet, write_cifar_c, write_imagenet_c
+    from undrift.train._checks import pick_device
+
+    if out is None and sheet is None:
+        raise OptionError("neither --out nor --sheet was given; needed: what to write. Name a folder or a picture.")
+    claim((sheet,), force)
+    if out is not None and out.is_file():
+        raise DataError(f"{out} is a file; needed: a folder to fill, which may be new. Choose another name.")
+    domain: Domain | None = None if Path(images).exists() else data_set(images, root)
+    if domain is None:
+        domain = imagenet(images) if out is not None else plain_images(images)
+    result: dict[str, Any] = {"wrote": []}
+    if sheet is not None:
+        contact_sheet(_first(domain), sheet, seed=seed, frost=frost)
+        result["wrote"].append(session.wrote(sheet))
+    if out is None:
+        return result
+    place, names = pick_device(device), name or CORRUPTIONS
+    session.kept = f"What is complete in {out} stays; the same command goes on from there."
+    if isinstance(domain, TensorDomain):
+        if severity:
+            raise OptionError("--severity is for ImageNet-C; CIFAR-C's files hold all five. Leave it out.")
+        written = write_cifar_c(domain, out, names, seed=seed, device=place, frost=frost, quiet=_silent(session))
+    else:
+        written = write_imagenet_c(
+            domain,
+            out,
+            names,
+            severities=severity or SEVERITIES,
+            seed=seed,
+            device=place,
+            frost=frost,
+            quiet=_silent(session),
+        )
+    session.say(
+        f"{written.folder}: {len(written.made)} made, {len(written.kept)} kept, {len(written.skipped)} images skipped"
+    )
+    return {**result, "folder": out, "made": written.made, "kept": written.kept, "skipped": written.skipped}
+
+
+def _silent(session: Session) -> bool:
+    # Its bar goes to stdout, where JSON is alone.
+    return session.quiet or session.as_json
+
+
+def _first(domain: "Domain") -> Any:
+    import torch
+
+    from undrift.data.preprocess import RAW
+
+    return (first_images(domain.prepared(RAW), 1)[0] * 255).round().to(torch.uint8)

@@ -1,0 +1,167 @@
+"""`undrift evaluate`: labelled images in, a report out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undrift._errors import OptionError
+from undrift.cli._flags import takes
+from undrift.cli._images import Root, skipped_of
+from undrift.cli._likelihood import LikelihoodFlags, make_likelihood
+from undrift.cli._model import ModelFlags, open_adapted, open_source, try_out
+from undrift.cli._online import open_perturbed
+from undrift.cli._places import Force, claim
+from undrift.cli._session import Session, command
+from undrift.cli.predict import DomainFile, Samples, Temperature, read_temperature
+from undrift.options import Options
+
+if TYPE_CHECKING:
+    from undrift.data import Batches
+
+SETTINGS = ("offline", "generalized", "continual")
+
+
+@command
+@takes(Options, "options", "The method (continual)", names={"stream_lr": "--lr"})
+@takes(LikelihoodFlags, "likelihood", "What is asked (continual)")
+@takes(ModelFlags, "model", "The network")
+def run(
+    session: Session,
+    target: Annotated[
+        list[str], typer.Option(help="Labelled images: a tree or .tar, an .npy, a data set; repeat it.", metavar="PATH")
+    ],
+    model: dict[str, Any],
+    likelihood: dict[str, Any],
+    options: dict[str, Any],
+    source: Annotated[
+        str | None, typer.Option(help="Labelled source images, held out: what was forgotten.", metavar="PATH")
+    ] = None,
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(help="Labels of a target that is an .npy; repeat it in their order.", metavar="FILE.npy"),
+    ] = None,
+    source_labels: Annotated[Path | None, typer.Option(help="Labels of the source's .npy.", metavar="FILE.npy")] = None,
+    domain: DomainFile = None,
+    setting: Annotated[
+        str | None, typer.Option(help="offline; generalized (with --source); continual (several targets).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The report as JSON.", metavar="FILE.json")] = None,
+    plot: Annotated[Path | None, typer.Option(help="The report as a picture.", metavar="FILE.png")] = None,
+    preset: Annotated[str, typer.Option(help="Options to start from (continual): paper or released.")] = "paper",
+    samples: Samples = None,
+    temperature: Temperature = "1",
+    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
+    root: Root = Path(),
+    force: Force = False,
+) -> dict[str, Any]:
+    """Score a network on labelled images: error, NLL, Brier, ECE.
+
+    One --target: offline. With --source: generalized, with the harmonic mean. Several --target: continual, one stream
+    through all, each batch answered at once; with --source also what was forgotten.
+
+    Example: undrift evaluate --target clinic-b/ --weights source.safetensors --domain clinic-b.safetensors
+    """
+    from undrift.cli._labels import check_label_range, labelled_images
+    from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
+    from undrift.stream import stream
+
+    chosen = _setting(setting, target, source, options, likelihood)
+    claim((out, plot), force, (domain, *(Path(t) for t in target)))
+    names = _names(target)
+    label_files = _label_files(target, labels)
+    asked = make_likelihood(likelihood, usual="entropy")
+    opened = open_source(session, model, domain)
+    domains = {
+        name: labelled_images(text, root, opened.preprocess, opened.classes, path)
+        for name, text, path in zip(names, target, label_files, strict=True)
+    }
+    held = None if source is None else labelled_images(source, root, opened.preprocess, opened.classes, source_labels)
+    every = [*domains.values(), *([] if held is None else [held])]
+    outputs = try_out(opened, every[0])
+    for each in every:
+        check_label_range(each, outputs)
+    loaders = {name: each.batches(batch_size) for name, each in domains.items()}
+    clean: Batches[Any] | None = None if held is None else held.batches(batch_size)
+    if chosen == "continual":
+        perturbed = open_perturbed(opened, domain, preset, options, seed)
+        report = evaluate_continual(
+            perturbed,
+            loaders,
+            lambda batches: stream(
+                perturbed,
+                batches,
+                asked,
+                answer=options.get("answer"),
+                lr=options.get("stream_lr"),
+                progress=not session.quiet,
+            ),
+            source=clean,
+            samples=samples,
+            generator=seed,
+        )
+    else:
+        network = opened.source.network if domain is None else open_adapted(opened, domain, seed)
+        heat = read_temperature(session, temperature, network, every[0])
+        if clean is not None and chosen == "generalized":
+            task = f"{Path(str(source)).name} → {names[0]}"
+            (loader,) = loaders.values()
+            report = evaluate_generalized(
+                network, loader, clean, task=task, samples=samples, temperature=heat, generator=seed
+            )
+        else:
+            report = evaluate(network, loaders, samples=samples, temperature=heat, generator=seed)
+    session.say(str(report))
+    wrote = []
+    for path, write in ((out, report.save), (plot, report.plot)):
+        if path is not None:
+            write(path)
+            wrote.append(session.wrote(path))
+            session.kept = f"{', '.join(wrote)} written whole."
+    return {**report.to_dict(), "wrote": wrote, "skipped": skipped_of(*every)}
+
+
+def _setting(
+    setting: str | None, target: list[str], source: str | None, options: dict[str, Any], likelihood: dict[str, Any]
+) -> str:
+    """Return which protocol is meant, and raise where the other flags do not fit it."""
+    usual = "continual" if len(target) > 1 else "offline" if source is None else "generalized"
+    chosen = setting or usual
+    if chosen not in SETTINGS:
+        raise OptionError(f"--setting {chosen!r} is not one of {', '.join(SETTINGS)}. Choose one of these.")
+    if chosen == "generalized" and (source is None or len(target) != 1):
+        raise OptionError(
+            f"generalized has {len(target)} targets and {'no' if source is None else 'a'} source; needed: one --target "
+            "and --source."
+        )
+    if chosen == "offline" and source is not None:
+        raise OptionError("--source has no place in the offline setting. Leave it out, or choose another --setting.")
+    if chosen != "continual" and (options or likelihood):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in (*options, *likelihood))
+        raise OptionError(
+            f"{names} was given; only a continual evaluation adapts. Leave it out, or --setting continual."
+        )
+    return chosen
+
+
+def _names(target: list[str]) -> list[str]:
+    """Return short names for the targets: the last part of each path, or all of it where two are alike."""
+    short = [Path(text).name.removesuffix(".tar").removesuffix(".npy") for text in target]
+    names = short if len(set(short)) == len(short) else target
+    if len(set(names)) < len(names):
+        raise OptionError(f"--target {next(n for n in names if names.count(n) > 1)} was given twice. Give each once.")
+    return names
+
+
+def _label_files(target: list[str], labels: list[Path] | None) -> list[Path | None]:
+    """Return the file of labels of each target that is an array; a tree's folders are its labels."""
+    arrays = [text for text in target if text.endswith(".npy")]
+    given = labels or []
+    if len(given) != len(arrays):
+        raise OptionError(
+            f"{len(given)} --labels for {len(arrays)} targets that are an .npy; needed: one each, in the same order. "
+            "Other targets have a folder a class."
+        )
+    left = iter(given)
+    return [next(left) if text.endswith(".npy") else None for text in target]

@@ -1,0 +1,64 @@
+"""`undrift export`: the adapted mean network for other programs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from undrift._errors import OptionError
+from undrift.cli._flags import takes
+from undrift.cli._images import Root, first_images, open_images
+from undrift.cli._model import ModelFlags, Opened, open_adapted, open_source
+from undrift.cli._places import Force, claim
+from undrift.cli._session import Session, command
+
+
+@command
+@takes(ModelFlags, "model", "The network")
+def run(
+    session: Session,
+    domain: Annotated[Path, typer.Option(help="What `undrift adapt` wrote.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="The file to write: .safetensors or .pt2.", metavar="FILE")],
+    model: dict[str, Any],
+    format: Annotated[  # noqa: A002
+        str, typer.Option(help="state_dict, or torch.export: a program of its own.")
+    ] = "state_dict",
+    example: Annotated[
+        str | None,
+        typer.Option(help="Images that torch.export traces with, where the crop is not known.", metavar="PATH"),
+    ] = None,
+    root: Root = Path(),
+    force: Force = False,
+) -> dict[str, Any]:
+    """Write the adapted network for other programs.
+
+    It computes what `undrift predict --samples 0` answers; the noise, and with it mutual information, stays behind.
+
+    Example: undrift export --weights source.safetensors --domain clinic-b.safetensors --out clinic-b-net.safetensors
+    """
+    from undrift.export import FORMATS, export
+
+    weights = model.get("weights")
+    claim((out,), force, (domain, None if weights is None else Path(weights)))
+    opened = open_source(session, model, domain)
+    adapted = open_adapted(opened, domain, seed=0)
+    images = _example(opened, example, root) if format == FORMATS[1] else None
+    export(adapted, out, format, images)  # type: ignore[arg-type]  # it says what is wrong with another format
+    session.kept = f"{out} was written whole."
+    return {"wrote": [session.wrote(out)], "format": format}
+
+
+def _example(opened: Opened, path: str | None, root: Path) -> Any:
+    """Return two images, or blank ones of the size that the preprocessing ends in."""
+    import torch
+
+    if path is not None:
+        return first_images(open_images(path, root, opened.preprocess), 2).to(opened.device)
+    size = opened.preprocess.crop or opened.preprocess.resize
+    if size is None or (isinstance(size, int) and opened.preprocess.crop is None):
+        raise OptionError(
+            "the size of the network's images is not known; torch.export needs some to trace. Give one: --example "
+            "image.png, or --crop SIZE."
+        )
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.zeros(2, opened.preprocess.channels, height, width, device=opened.device)

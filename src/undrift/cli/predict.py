@@ -1,0 +1,123 @@
+"""`undrift predict`: images in, answers out, each with how sure it is."""
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from undrift._errors import OptionError
+from undrift.cli._answers import (
+    COLUMNS,
+    InMemory,
+    as_dicts,
+    check_ending,
+    check_threshold,
+    csv_lines,
+    rows_of,
+    table_in,
+)
+from undrift.cli._flags import takes
+from undrift.cli._images import Root, open_images, skipped_of
+from undrift.cli._model import ModelFlags, open_adapted, open_source, try_out
+from undrift.cli._places import Force, claim
+from undrift.cli._session import Session, command
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from undrift.data import Domain
+
+Samples = Annotated[
+    int | None, typer.Option(help="Draws averaged an answer; 0 is the mean network. Default: the file's.", min=0)
+]
+Temperature = Annotated[str, typer.Option(help="Divides the logits; auto chooses it without labels.", metavar="T|auto")]
+DomainFile = Annotated[
+    Path | None, typer.Option(help="What `undrift adapt` wrote; without it the source network answers.", metavar="FILE")
+]
+
+
+@command
+@takes(ModelFlags, "model", "The network")
+def run(
+    session: Session,
+    images: Annotated[str, typer.Argument(help="A folder, .tar, .txt list, .npy, an image, or a data set's name.")],
+    model: dict[str, Any],
+    domain: DomainFile = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv or .parquet; without it the answers are printed.", metavar="FILE")
+    ] = None,
+    abstain_below: Annotated[
+        float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
+    ] = None,
+    samples: Samples = None,
+    temperature: Temperature = "1",
+    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
+    root: Root = Path(),
+    force: Force = False,
+) -> dict[str, Any]:
+    """Answer images, with how sure the answers are.
+
+    A row an image: path, label, probability, entropy (in nats), mutual_information (how much the draws disagree).
+
+    Example: undrift predict clinic-b/ --weights source.safetensors --domain clinic-b.safetensors --out answers.csv
+    """
+    import torch
+
+    from undrift._progress import Bar
+    from undrift.predict import predict
+
+    weights = model.get("weights")
+    check_ending(out)
+    claim((out,), force, (domain, None if weights is None else Path(weights), Path(images)))
+    opened = open_source(session, model, domain)
+    check_threshold(abstain_below, opened.classes)
+    pictures = open_images(images, root, opened.preprocess)
+    try_out(opened, pictures)
+    network: nn.Module = opened.source.network if domain is None else open_adapted(opened, domain, seed)
+    heat = read_temperature(session, temperature, network, pictures)
+    generator = torch.Generator().manual_seed(seed)
+    session.kept = "Nothing was written: answers appear whole or not at all."
+    counts = {"answered": 0, "abstained": 0, "unanswered": 0}
+    batches = pictures.named_batches(batch_size)
+    with table_in(out) as table, Bar("predict", len(batches), False if session.quiet else None) as bar:
+        for batch, names in batches:
+            prediction = predict(network, batch.to(opened.device), samples, generator=generator, temperature=heat)
+            rows = rows_of(names, prediction, opened.classes, abstain_below)
+            table.add(rows)
+            unsure = (
+                0
+                if abstain_below is None
+                else int((~prediction.certain(abstain_below) & (prediction.label >= 0)).sum())
+            )
+            unknown = int((prediction.label < 0).sum())
+            for key, count in zip(counts, (len(rows) - unsure - unknown, unsure, unknown), strict=True):
+                counts[key] += count
+            bar.advance()
+    skipped = skipped_of(pictures)
+    result = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
+    if isinstance(table, InMemory):
+        if not session.as_json:
+            print(csv_lines([COLUMNS, *table.rows]).decode(), end="")
+        return {**result, "answers": as_dicts(table.rows)}
+    assert out is not None
+    session.kept = f"{out} was written whole."
+    session.say(f"{counts['answered']:,} answers, {counts['abstained']:,} abstentions, {len(skipped):,} images skipped")
+    return {**result, "wrote": [session.wrote(out)]}
+
+
+def read_temperature(session: Session, text: str, network: "nn.Module", images: "Domain", few: int = 8) -> float:
+    """Return the number that is given, or the one chosen from the first few batches without labels."""
+    if text == "auto":
+        from undrift.temperature import temperature
+
+        chosen = temperature(network, [batch for batch, _ in itertools.islice(images.named_batches(64), few)])
+        session.note(f"temperature {chosen:.3g}, chosen by mirrored copies: not for digits or letters")
+        return chosen
+    try:
+        return float(text)
+    except ValueError as error:
+        raise OptionError(
+            f"--temperature {text!r} is neither a number nor auto; 1 leaves the logits as they are."
+        ) from error

@@ -1,0 +1,124 @@
+"""`undrift stream`: images in, answers out at once, while the network adapts."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from undrift._errors import OptionError
+from undrift.cli._answers import check_threshold, rows_of
+from undrift.cli._flags import takes
+from undrift.cli._images import InOrder, Root, open_images, skipped_of
+from undrift.cli._likelihood import LikelihoodFlags, make_likelihood
+from undrift.cli._model import ModelFlags, open_source, try_out
+from undrift.cli._online import open_perturbed
+from undrift.cli._places import Force, claim
+from undrift.cli._session import Session, command
+from undrift.options import Options
+
+
+@command
+@takes(Options, "options", "The method (docs/options.md)", names={"stream_lr": "--lr"})
+@takes(LikelihoodFlags, "likelihood", "What is asked")
+@takes(ModelFlags, "model", "The network")
+def run(
+    session: Session,
+    images: Annotated[str, typer.Argument(help="A folder, .tar, .txt list, .npy, an image, or a data set's name.")],
+    answers: Annotated[Path, typer.Option(help="The .csv that answers are appended to.", metavar="FILE.csv")],
+    model: dict[str, Any],
+    likelihood: dict[str, Any],
+    options: dict[str, Any],
+    domain: Annotated[Path | None, typer.Option(help="A domain file to start from.", metavar="FILE")] = None,
+    out: Annotated[Path | None, typer.Option(help="The domain file to write at the end.", metavar="FILE")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Where the stream stands; the same command goes on from it.", metavar="FILE")
+    ] = None,
+    state_every: Annotated[int, typer.Option(help="Batches between two states.", min=1)] = 10,
+    preset: Annotated[str, typer.Option(help="Options to start from: paper or released.")] = "paper",
+    episodic: Annotated[bool, typer.Option("--episodic", help="Start every batch from the beginning's state.")] = False,
+    guard: Annotated[bool, typer.Option("--guard", help="Put that state back when the answers collapse.")] = False,
+    abstain_below: Annotated[
+        float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
+    batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 64,
+    root: Root = Path(),
+    force: Force = False,
+) -> dict[str, Any]:
+    """Adapt and answer batch by batch, as images arrive.
+
+    Answers are appended in whole lines. With --state a stream that was stopped, or killed, goes on where it stood.
+
+    Example: undrift stream camera/ --weights source.safetensors --answers answers.csv --state camera.state
+    """
+    from undrift.cli._resumable import AnswerLog, Keeper, identity_of, read_state, stopping_between_batches
+    from undrift.file import save
+    from undrift.stream import stream
+
+    asked = make_likelihood(likelihood, usual="entropy")
+    if likelihood.get("likelihood") == "shot":
+        raise OptionError(
+            "shot looks at a whole domain before each epoch; a stream has none. Take information or entropy."
+        )
+    if answers.suffix != ".csv":
+        raise OptionError(f"{answers} is to hold answers, line by line; needed: a name that ends in .csv. Name it so.")
+    resuming = state is not None and state.exists() and not force
+    weights = model.get("weights")
+    # A stream that goes on writes on in its own files.
+    outputs = (out,) if resuming else (out, answers, state)
+    claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images)))
+    opened = open_source(session, model, domain)
+    check_threshold(abstain_below, opened.classes)
+    pictures = open_images(images, root, opened.preprocess)
+    try_out(opened, pictures)
+    perturbed = open_perturbed(opened, domain, preset, options, seed)
+    identity = identity_of(perturbed, pictures, domain) | {
+        "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
+        "likelihood": sorted(likelihood.items()),
+        "batch_size": batch_size,
+        "seed": seed,
+        "episodic": episodic,
+        "guard": guard,
+        "abstain_below": abstain_below,
+    }
+    saved = read_state(state, identity) if resuming and state is not None else None
+    left = InOrder(pictures, batch_size, 0 if saved is None else saved.position, opened.device)
+    going = stream(
+        perturbed,
+        left,
+        asked,
+        answer=options.get("answer"),
+        lr=options.get("stream_lr"),
+        episodic=episodic,
+        guard=guard,
+        progress=not session.quiet,
+    )
+    if saved is not None:
+        going.load_state_dict(saved.stream)
+        session.note(f"going on from {state}, after {saved.position:,} images")
+    log = AnswerLog(answers, saved)
+    keeper = Keeper(session, log, state, identity)
+    before = {} if saved is None else dict(saved.skipped)
+    try:
+        keeper.note(left, going, before, write=True)  # a disk that cannot take it shows at once
+        with stopping_between_batches() as pressed:
+            for number, prediction in enumerate(going, 1):
+                log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
+                keeper.note(left, going, before | skipped_of(left.domain), number % state_every == 0 or bool(pressed))
+                if pressed:
+                    raise KeyboardInterrupt
+            keeper.note(left, going, before | skipped_of(left.domain), write=True)
+    finally:
+        going.close()
+        log.close()
+    session.say(str(going.report))
+    wrote = [session.wrote(answers)]
+    if out is not None:
+        save(perturbed, out, source=opened.source.name)
+        wrote.append(session.wrote(out))
+    return {
+        "wrote": wrote,
+        "state": state,
+        "skipped": before | skipped_of(left.domain),
+        "report": going.report.state_dict(),
+    }

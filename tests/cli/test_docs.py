@@ -1,0 +1,45 @@
+"""docs/cli.md says what happens: its examples run, one after another, in one folder."""
+
+import functools
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from undrift import data
+from undrift.cli import main
+from undrift.cli._app import COMMANDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+ELSEWHERE = ("COMMAND", "--root")
+"""Examples with a word to fill in, or on data that only a benchmark has."""
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    digits = data.digits
+    few = functools.cache(lambda name: digits(name).select(range(120)))  # seconds, not a minute
+    monkeypatch.setattr(data, "digits", few)
+    lines = re.findall(r"^    undrift (.+)$", PAGE.read_text(), re.M)
+    ran = set()
+    for line in lines:
+        words = shlex.split(line)
+        if not set(words) & set(ELSEWHERE):
+            assert main([*words, "--quiet"]) == 0, (line, capsys.readouterr().err)
+            ran.add(words[0])
+    assert ran == set(COMMANDS) - {"corrupt"}
+    assert Path("answers.csv").read_text().count("\n") == 121
+
+
+def test_every_command_is_on_the_page_and_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    for name in COMMANDS:
+        assert f"## {name}\n" in page
+        assert main([name, "--help"]) == 0
+        assert "Example: undrift" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert "130 Ctrl-C" in " ".join(capsys.readouterr().out.split())
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("undrift ")
+    assert main([]) == 2

@@ -1,0 +1,158 @@
+"""Commands that are stopped or killed: nothing half-written, and what was kept is said."""
+
+import importlib
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import MODEL, Run, leftovers, start
+
+SLOW = ("--model", "tiny_of_tests:slow", *MODEL[2:])
+STREAM = (
+    "stream",
+    "target",
+    "--answers",
+    "s.csv",
+    "--state",
+    "s.state",
+    "--state-every",
+    "2",
+    "--batch-size",
+    "3",
+    "--lr",
+    "0.01",
+)
+
+
+def wait_for_calls(process: "subprocess.Popen[str]", work: Path, calls: int) -> None:
+    """Wait until the network was called so often."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and process.poll() is None:
+        if (work / "calls").exists() and (work / "calls").stat().st_size >= calls:
+            return
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())
+
+
+def stop(process: "subprocess.Popen[str]", number: int) -> tuple[int, str]:
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_stopped_commands_leave_nothing_and_say_so(work: Path) -> None:
+    for words, kept in (
+        (
+            ("adapt", "target", *SLOW, "--out", "b.safetensors", "--checkpoint", "b.run"),
+            "b.run holds what was done so far",
+        ),
+        (("predict", "target", *SLOW, "--out", "a.csv", "--batch-size", "1"), "answers appear whole or not at all"),
+    ):
+        (work / "calls").unlink(missing_ok=True)
+        process = start(work, *words)
+        wait_for_calls(process, work, 9)
+        code, err = stop(process, signal.SIGINT)
+        assert (code, kept in err, "Traceback" in err) == (130, True, False), err
+    assert not any((work / name).exists() for name in ("b.safetensors", "b.history.json", "a.csv"))
+    assert (work / "b.run").exists()
+    assert leftovers(work) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_stream_goes_on_without_losing_or_repeating_a_line(run: Run, work: Path, number: int) -> None:
+    path = next(Path("target").rglob("04.png"))
+    path.write_bytes(path.read_bytes()[:20])  # a damaged image moves no batch
+    whole = run(*STREAM, *MODEL, "--out", "whole.safetensors")  # the same weights, in less time
+    assert whole.code == 0, whole.err
+    wanted, domain = Path("s.csv").read_bytes(), Path("whole.safetensors").read_bytes()
+    for name in ("s.csv", "s.state"):
+        Path(name).unlink()
+    process = start(work, *STREAM, *SLOW, "--out", "part.safetensors")
+    wait_for_calls(process, work, 40)
+    code, err = stop(process, number)
+    if number == signal.SIGINT:
+        assert (code, "the same command goes on" in err) == (130, True), err
+    part = Path("s.csv").read_bytes()
+    assert part.endswith(b"\n")
+    assert wanted.startswith(part)
+    assert 1 < part.count(b"\n") < wanted.count(b"\n")
+    with Path("s.csv").open("ab") as file:
+        file.write(b"half a li")  # as a power cut could leave it
+    found = run(*STREAM, *MODEL, "--out", "part.safetensors", "--json")
+    assert found.code == 0, found.err
+    assert Path("s.csv").read_bytes() == wanted
+    assert Path("part.safetensors").read_bytes() == domain
+    assert found.json["report"]["images"] == 29
+    assert any("04.png" in name for name in found.json["skipped"])
+
+
+def test_a_state_belongs_to_its_stream_and_its_answers(run: Run) -> None:
+    assert run(*STREAM, *MODEL).code == 0
+    found = run(*STREAM, *MODEL, "--episodic")
+    assert (found.code, "another stream (episodic False there, True here)" in found.err) == (1, True), found.err
+    Path("s.csv").write_text("path,label\n")
+    assert "is not what this stream wrote" in run(*STREAM, *MODEL).err
+    Path("s.state").write_bytes(b"junk")
+    assert "is not the state of a stream" in run(*STREAM, *MODEL).err
+    assert run(*STREAM, *MODEL, "--force").code == 0
+    Path("s.state").unlink()
+    assert "s.csv is there already" in run(*STREAM, *MODEL).err
+
+
+def test_stream_answers_and_starts_from_a_domain_file(run: Run, adapted: Path) -> None:
+    for answer in ("before", "after", "samples"):
+        words = ("stream", "target", *MODEL, "--answers", f"{answer}.csv", "--answer", answer, "--domain", adapted)
+        assert run(*words, "--episodic").code == 0
+    texts = {Path(f"{answer}.csv").read_text() for answer in ("before", "after", "samples")}
+    assert len(texts) == 3
+    assert all(text.count("\n") == 31 for text in texts)
+
+
+def test_adapt_goes_on_from_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("adapt", "target", *MODEL, "--epochs", "3", "--batch-size", "10")
+    assert run(*words, "--out", "whole.safetensors").code == 0
+    resume = importlib.import_module("undrift._resume")
+    saved = resume.pack
+    calls = []
+
+    def interrupted(of: object) -> object:
+        calls.append(of)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return saved(of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume, "pack", interrupted)
+        found = run(*words, "--out", "part.safetensors", "--checkpoint", "c.run")
+    assert (found.code, Path("part.safetensors").exists()) == (130, False)
+    assert run(*words, "--out", "part.safetensors", "--checkpoint", "c.run").code == 0
+    assert Path("part.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("undrift.evaluate:predict", ("evaluate", "--target", "target", *MODEL, "--out", "o.json")),
+        ("undrift.export:_state_dict", ("export", *MODEL, "--domain", "b.safetensors", "--out", "o.safetensors")),
+        ("undrift.plots:_save", ("inspect", "b.safetensors", "--plot", "o.png")),
+        ("undrift.train._loop:Loop.run", ("train", "digits:optdigits", "--out", "o.safetensors", "--quiet")),
+        ("undrift.data.corrupt._sheet:corrupt", ("corrupt", "source/red/00.png", "--sheet", "o.png")),
+    ],
+)
+def test_ctrl_c_in_the_other_commands(
+    run: Run, work: Path, adapted: Path, monkeypatch: pytest.MonkeyPatch, where: str, words: tuple[str, ...]
+) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    module, _, name = where.partition(":")
+    *holder, attribute = name.split(".")  # by module object: the package has functions of the modules' names
+    place = importlib.import_module(module)
+    monkeypatch.setattr(getattr(place, holder[0]) if holder else place, attribute, pressed)
+    before = sorted(p.name for p in work.iterdir())
+    found = run(*words)
+    assert (found.code, "stopped: " in found.err) == (130, True), found.err
+    assert sorted(p.name for p in work.iterdir()) == before

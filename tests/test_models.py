@@ -1,0 +1,269 @@
+"""Networks from a few words: the zoo's, the user's own, and those of packages that stand-ins play here."""
+
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from undrift import DataError, OptionError, UndriftWarning, data, zoo
+from undrift._model_packages import of_huggingface, of_timm, of_torchvision
+from undrift.data import Preprocess
+from undrift.models import load_model, parse_arguments
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def net(classes: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, classes))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_net.py").write_text(
+        "from torch import nn\n"
+        "from undrift.data import Preprocess\n"
+        "def make(classes=4):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(12, classes)).train()\n"
+        "def knows():\n"
+        "    net = make()\n"
+        "    net.preprocess = Preprocess(crop=2)\n"
+        "    return net\n"
+    )
+    (tmp_path / "needs_more.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_net", raising=False)
+    return tmp_path
+
+
+def test_the_users_own_function_from_the_current_folder(own: Path) -> None:
+    found = load_model("own_net:make", arguments={"classes": 5})
+    assert (found.network[1].out_features, found.network.training, found.preprocess) == (5, False, None)
+    assert load_model("own_net:knows").preprocess == Preprocess(crop=2)
+    weights = {"1.weight": torch.ones(4, 12), "1.bias": torch.zeros(4)}
+    save_file(weights, own / "w.safetensors")
+    torch.save({"state_dict": weights}, own / "w.pt")
+    for name in ("w.safetensors", "w.pt"):
+        loaded = load_model("own_net:make", own / name)
+        assert torch.equal(loaded.network[1].weight, weights["1.weight"])
+        assert loaded.name == f"own_net:make {name}"
+
+
+def test_the_users_own_function_that_cannot_be(own: Path) -> None:
+    for name, fact in (
+        ("own_net:mke", "Did you mean own_net:make"),
+        ("own_nte:make", "there is no module 'own_nte'"),
+        ("needs_more:make", "a_package_that_is_not_there"),
+        ("own_net.make", "Did you mean own_net:make"),
+        ("wrn28-10", "Did you mean 'wrn28_10'"),
+        ("wrn40_2", "named without weights"),
+    ):
+        with pytest.raises(OptionError, match=fact):
+            load_model(name)
+    with pytest.raises(OptionError, match="raised TypeError"):
+        load_model("own_net:make", arguments={"depth": 3})
+    with pytest.raises(OptionError, match="no network was named"):
+        load_model()
+
+
+def test_arguments() -> None:
+    assert parse_arguments(("a=1", "b=x", "c=True", "d=[1, 2]", "e=")) == {
+        "a": 1,
+        "b": "x",
+        "c": True,
+        "d": [1, 2],
+        "e": "",
+    }
+    with pytest.raises(OptionError, match="NAME=VALUE"):
+        parse_arguments(("depth",))
+
+
+def test_the_zoo_with_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = zoo.build("digits", 7)
+    save_file(plain.state_dict(), tmp_path / "plain.safetensors")
+    found = load_model("digits", tmp_path / "plain.safetensors")
+    assert found.preprocess == zoo.preprocess("digits")
+    assert torch.equal(found.network.fc.weight, plain.fc.weight)
+    with pytest.raises(OptionError, match="does not say which network"):
+        load_model(None, tmp_path / "plain.safetensors")
+    with pytest.raises(OptionError, match="takes no depth"):
+        load_model("digits", tmp_path / "plain.safetensors", {"depth": 3})
+
+
+def test_a_file_that_knows_what_it_is(tmp_path: Path) -> None:
+    text = {
+        "undrift_source": "1",
+        "network": "digits",
+        "class_names": '["a", "b"]',
+        "preprocess": '{"mean": [0.1], "std": [0.5], "resize": null, "crop": 28, "interpolation": "bicubic"}',
+    }
+    save_file(zoo.build("digits", 2).state_dict(), tmp_path / "s.safetensors", text)
+    found = load_model(None, tmp_path / "s.safetensors")
+    assert found.classes == ("a", "b")
+    assert found.preprocess == Preprocess((0.1,), (0.5,), None, 28, "bicubic")
+    save_file(zoo.build("digits", 2).state_dict(), tmp_path / "t.safetensors", {**text, "class_names": "[1"})
+    with pytest.raises(DataError, match=r"header of .* is damaged"):
+        load_model(None, tmp_path / "t.safetensors")
+
+
+# Packages --------------------------------------------------------------------------------------------------------
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    module = ModuleType(name)
+    module.__dict__.update(content)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def create_model(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
+        if name != "tiny_vit":
+            raise RuntimeError(f"Unknown model ({name})")
+        asked.append((pretrained, arguments))
+        made = net(arguments.get("num_classes", 4))
+        made.pretrained_cfg = {
+            "input_size": (3, 224, 224),
+            "crop_pct": 0.9,
+            "interpolation": "bicubic",
+            "mean": (0.5,) * 3,
+            "std": (0.5,) * 3,
+            "crop_mode": "center",
+        }
+        return made
+
+    pretend(monkeypatch, "timm", create_model=create_model)
+    found = load_model("timm:tiny_vit")
+    assert found.preprocess == Preprocess((0.5,) * 3, (0.5,) * 3, 248, 224, "bicubic")
+    save_file(net(6).state_dict(), tmp_path / "w.safetensors")
+    load_model("timm:tiny_vit", tmp_path / "w.safetensors", {"num_classes": 6})
+    assert asked == [(True, {}), (False, {"num_classes": 6})]
+    with pytest.raises(DataError, match="Unknown model"):
+        load_model("timm:nothing")
+
+
+def test_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interpolation(Enum):
+        BILINEAR = "bilinear"
+
+    @dataclass
+    class Transforms:
+        crop_size: list[int] = field(default_factory=lambda: [224])
+        resize_size: list[int] = field(default_factory=lambda: [232])
+        mean: list[float] = field(default_factory=lambda: list(IMAGENET[0]))
+        std: list[float] = field(default_factory=lambda: list(IMAGENET[1]))
+        interpolation: Interpolation = Interpolation.BILINEAR
+
+    entry = SimpleNamespace(transforms=Transforms, meta={"categories": ["a", "b", "c", "d"]})
+    asked: list[Any] = []
+
+    def get_model(name: str, weights: Any = None, **arguments: Any) -> nn.Module:
+        asked.append(weights)
+        return net(**arguments)
+
+    pretend(monkeypatch, "torchvision")
+    pretend(
+        monkeypatch,
+        "torchvision.models",
+        get_model=get_model,
+        get_model_weights=lambda name: {"DEFAULT": entry, "IMAGENET1K_V1": entry},
+    )
+    found = load_model("torchvision:resnet50", arguments={"weights": "IMAGENET1K_V1"})
+    assert found.preprocess == Preprocess(*IMAGENET, 232, 224)
+    assert (found.classes, asked) == (("a", "b", "c", "d"), [entry])
+    with pytest.raises(DataError, match="KeyError"):
+        load_model("torchvision:resnet50", arguments={"weights": "V9"})
+
+
+def test_huggingface(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+            self.config = SimpleNamespace(id2label={1: "dog", 0: "cat", 3: "owl", 2: "ant"})
+
+        def forward(self, pixel_values: Tensor) -> Output:
+            return Output(self.inner(pixel_values))
+
+    asked: dict[str, Any] = {}
+
+    def from_pretrained(name: str, **arguments: Any) -> nn.Module:
+        asked.update(arguments)
+        return Classifier()
+
+    config = {
+        "do_resize": True,
+        "size": {"height": 224, "width": 224},
+        "resample": 3,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    processor = SimpleNamespace(to_dict=lambda: config)
+    pretend(
+        monkeypatch,
+        "transformers",
+        AutoModelForImageClassification=SimpleNamespace(from_pretrained=from_pretrained),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lambda name: processor),
+    )
+    found = load_model("hf:google/vit")
+    assert found.classes == ("cat", "dog", "ant", "owl")
+    assert found.preprocess == Preprocess((0.5,) * 3, (0.5,) * 3, (224, 224), None, "bicubic")
+    assert asked == {"use_safetensors": True}
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, package in (("timm", "timm"), ("torchvision", "torchvision"), ("hf", "transformers")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(OptionError, match=f"{package} is not installed"):
+            load_model(f"{key}:x")
+
+
+def test_configurations() -> None:
+    squash = of_timm({"input_size": (3, 384, 384), "crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"})
+    assert squash == Preprocess(*IMAGENET, (384, 384), 384)
+    base = {"image_mean": IMAGENET[0], "image_std": IMAGENET[1], "resample": 2}
+    # ConvNeXT: below 384 the shorter side is size / crop_pct and size is cropped; from 384 on it is squeezed.
+    assert of_huggingface({**base, "size": {"shortest_edge": 224}, "crop_pct": 0.875}).resize == 256
+    assert of_huggingface({**base, "size": {"shortest_edge": 384}, "crop_pct": 1.0}).resize == (384, 384)
+    cropped = of_huggingface({**base, "size": 256, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}})
+    assert cropped == Preprocess(*IMAGENET, 256, 224)
+    image = torch.randint(0, 256, (1, 3, 4, 4), dtype=torch.uint8)
+    doubled = of_huggingface({**base, "do_resize": False, "rescale_factor": 2 / 255})  # to [0, 2]
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in IMAGENET)
+    torch.testing.assert_close(doubled(image), (image * (2 / 255) - mean) / std)
+    unchanged = of_huggingface({"do_resize": False, "do_rescale": False, "do_normalize": False, "resample": 2})
+    torch.testing.assert_close(unchanged(image), image.float())
+
+
+def test_configurations_that_we_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for read, config in (
+        (of_timm, {"crop_mode": "border", "input_size": (3, 224, 224)}),
+        (of_timm, {"input_size": (3, 224, 160)}),
+        (of_huggingface, {"size": {"longest_edge": 300}}),
+        (of_huggingface, {"size": 224, "resample": 1}),
+        (of_torchvision, object()),
+    ):
+        with pytest.raises(OptionError, match="needed: a resize"):
+            read(config)
+    border = net()
+    border.pretrained_cfg = {"crop_mode": "border"}
+    pretend(monkeypatch, "timm", create_model=lambda name, pretrained: border)
+    with pytest.warns(UndriftWarning, match="--crop"):
+        assert load_model("timm:x").preprocess is None
+    assert Preprocess(*IMAGENET, 256, 224) == data.IMAGENET
