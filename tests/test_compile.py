@@ -195,3 +195,25 @@ def test_modules_that_run_again_compile(kind: str) -> None:
     y = call(x)
     model.reseed(1)
     torch.testing.assert_close(model(x), y)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo, at a graph break
+@pytest.mark.parametrize("estimator", ["local", "drawn"])
+def test_a_part_outside_the_graph_gets_fresh_noise_too(estimator: str) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        @torch.compiler.disable
+        def outside(self, x: Tensor) -> Tensor:
+            return self.b(x)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.a(x), self.outside(x)
+
+    model = undrift.perturb(Broken(), estimator=estimator)
+    call = compiled(model, fullgraph=False)
+    first, second = call(torch.ones(2, 4)), call(torch.ones(2, 4))
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first[1], second[1])

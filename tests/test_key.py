@@ -136,3 +136,33 @@ def test_prediction_leaves_the_global_generator_alone() -> None:
     with torch.no_grad():
         model(images())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_passes_from_one_state_of_the_generator_are_told_apart() -> None:
+    def run(active: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = undrift.perturb(Checkpointed(active), generator=torch.Generator().manual_seed(1))
+        loss = torch.zeros(())
+        for factor in (1, 2):
+            torch.manual_seed(5)
+            loss = loss + factor * model(images()).square().sum()
+        loss.backward()
+        return [p.grad for p in model.parameters() if p.requires_grad]
+
+    for a, b in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["local", "drawn"])
+def test_a_part_called_by_itself_is_replayed_too(estimator: str) -> None:
+    def run(active: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = Checkpointed(active)
+        model = undrift.perturb(net, generator=torch.Generator().manual_seed(1), estimator=estimator)
+        with torch.no_grad():
+            model(images())
+        net.forward(images()).square().sum().backward()  # not through the hooks of the root
+        return [p.grad for p in model.parameters() if p.requires_grad]
+
+    for a, b in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -25,6 +25,7 @@ def test_presets_carry_the_columns_of_the_comparison() -> None:
         "kl_reduction": ("bound", "mean"),
         "kl_weight": (1.0, 1e-2),
         "init_fraction": (1e-2, 1e-6),
+        "init_offset": (0.0, 1e-10),
         "prior_scale": (1.0, 1.0),
         "conv_sharing": ("kernel", "kernel"),
         "linear_sharing": ("weight", "weight"),
@@ -57,6 +58,8 @@ def test_options_survive_json() -> None:
         ({"norm_affine": 1}, "neither True nor False"),
         ({"types": "convolution"}, "types='convolution' is not one of"),
         ({"exclude": (1,)}, "not a string"),
+        ({"exclude": None}, "not a string"),
+        ({"norm_momentum": 2.0}, "norm_momentum=2.0 is above 1"),
         ({"exclude": "8x"}, "matches no module"),
         ({"frozen": "clasifier"}, "matches no module"),
     ],
@@ -137,3 +140,15 @@ def test_first_layer_has_an_energy_of_its_own() -> None:
     # Leaving the first layer out does not make the second one the first.
     assert [n.energy for n in undrift.perturb(convnet(), skip_first=1).noise.values()] == ["square", "square"]
     assert [n.energy for n in undrift.perturb(convnet(), "released").noise.values()] == ["offset"] * 3
+
+
+def test_skipping_more_layers_than_there_are_leaves_nothing() -> None:
+    with pytest.raises(undrift.CannotPerturb, match="nothing to perturb"):
+        undrift.perturb(convnet(), skip_last=5)
+
+
+def test_a_pattern_inside_an_attention_is_not_ignored() -> None:
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "head": nn.Linear(4, 2)})
+    with pytest.raises(undrift.OptionError, match="matches no module"):
+        undrift.perturb(net, exclude="attention.out_proj")
+    assert list(undrift.perturb(net, exclude="attention").noise) == ["head"]

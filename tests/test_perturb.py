@@ -427,3 +427,107 @@ def test_other_modules_with_weights_are_named() -> None:
     net = nn.ModuleDict({"rnn": nn.LSTM(3, 3), "words": nn.Embedding(5, 3), "head": nn.Linear(3, 2)})
     lines = repr(undrift.perturb(net)).splitlines()
     assert sum("no: not a convolution, linear or attention layer" in line for line in lines) == 2
+
+
+def test_train_mode_does_not_reach_the_source() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).eval()
+    expected, before = net(images()), snapshot(net)
+    model = undrift.perturb(net)
+    model.train()
+    model(images(seed=1))
+    for _ in range(2):
+        with model.off():
+            assert torch.equal(net(images()), expected)
+        assert net.training  # and the mode comes back
+    assert torch.equal(model.remove()(images()), expected)
+    assert same(net.state_dict(), before)
+
+
+def test_a_source_in_train_mode_keeps_its_statistics() -> None:
+    net = convnet().train()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    with model.off():
+        net(images())
+    assert same(model.remove().state_dict(), before)
+
+
+@pytest.mark.parametrize("old_style", [True, False])
+def test_spectral_norm_in_train_mode_gets_its_vectors_back(old_style: bool) -> None:
+    make = nn.utils.spectral_norm if old_style else parametrizations.spectral_norm
+    net = nn.Sequential(make(nn.Linear(4, 3))).train()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    model(torch.ones(2, 4))
+    assert same(model.remove().state_dict(), before)
+
+
+def test_a_second_perturbation_is_refused_in_every_form() -> None:
+    net = convnet()
+    model = undrift.perturb(net)
+    with pytest.raises(undrift.CannotPerturb, match="already"):
+        undrift.perturb(net[0])
+    with model.off(), pytest.raises(undrift.CannotPerturb, match="already"):
+        undrift.perturb(net)
+    with pytest.raises(undrift.CannotPerturb, match="already"):
+        undrift.perturb(copy.deepcopy(net))
+
+
+def test_copies_inside_off_are_refused_and_inside_mean_are_noisy() -> None:
+    model = undrift.perturb(convnet(), norm_statistics="source")
+    with model.off(), pytest.raises(undrift.UndriftError, match="inside"):
+        copy.deepcopy(model)
+    with model.mean():
+        twin = copy.deepcopy(model)
+    assert not torch.equal(twin(images()), twin(images()))
+
+
+def test_a_data_parallel_wrapper_is_refused() -> None:
+    with pytest.raises(undrift.CannotPerturb, match="Perturb first, then wrap"):
+        undrift.perturb(nn.DataParallel(convnet()))
+
+
+def test_layers_may_be_called_what_they_like() -> None:
+    net = nn.Module()
+    net.keys, net.values = nn.Linear(3, 3), nn.Linear(3, 3)
+    model = undrift.perturb(net)
+    assert set(model.noise) == {"keys", "values"}
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 18
+
+
+def test_an_encoder_takes_a_padding_mask() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1).eval()
+    x, padding = torch.randn(2, 4, 8), torch.tensor([[False, False, True, True], [False] * 4])
+    with torch.no_grad():
+        expected = encoder(x[:, :2])
+        model = undrift.perturb(encoder, init_fraction=1e-12)
+        torch.testing.assert_close(model(x, src_key_padding_mask=padding)[0, :2], expected[0], rtol=1e-3, atol=1e-3)
+    assert model.remove().use_nested_tensor
+
+
+def test_a_module_that_runs_again_calls_the_users_hooks_once() -> None:
+    class Own(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    net = nn.Sequential(Own(4, 4))
+    net[0].register_forward_pre_hook(lambda _, a: (2 * a[0],))
+    net[0].register_forward_hook(lambda _, __, y: y + 1)
+    expected = net(torch.ones(2, 4))
+    assert torch.equal(undrift.perturb(net, init_fraction=0.0)(torch.ones(2, 4)), expected)
+
+
+def test_inference_between_forward_and_backward() -> None:
+    model = undrift.perturb(convnet())
+    loss = model(images()).sum()
+    with torch.inference_mode():
+        model(images(seed=1))
+    loss.backward()
+    model(images()).sum().backward()
+
+
+def test_torch_func_is_refused() -> None:
+    model = undrift.perturb(convnet())
+    with pytest.raises(undrift.UndriftError, match="vmap"), torch.no_grad():
+        torch.vmap(model, randomness="different")(images()[:, None])
+    assert torch.isfinite(model(images())).all()

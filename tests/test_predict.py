@@ -97,7 +97,7 @@ def test_nothing_of_the_networks_is_changed(statistics: str) -> None:
     assert not a.probs.requires_grad
     assert [m.training for m in model.modules()] == flags
     assert same(model.net.state_dict(), before)
-    assert not model.key.tickets
+    assert not model.key.replay.forwards
     assert torch.equal(a.probs, predict(model.eval(), images(), generator=3).probs)  # dropout took no part
 
 

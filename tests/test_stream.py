@@ -331,10 +331,10 @@ def test_memory_stays_constant() -> None:
 
     for _ in range(110):  # the noise's tickets of the last 64 passes are kept
         next(s)
-    before, tickets = living(), len(model.key.tickets)
+    before, tickets = living(), len(model.key.replay.forwards)
     assert sum(len(p) for p in s) == 180
     assert living() <= before + 2
-    assert len(model.key.tickets) <= max(tickets, 64)
+    assert len(model.key.replay.forwards) <= max(tickets, 64)
 
 
 def test_reports_of_months_stay_small() -> None:

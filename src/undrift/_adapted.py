@@ -27,13 +27,13 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 def keeping_noise(key: Key) -> Iterator[None]:
     """Put the noise back to where it stood at the start of a `with` block."""
     seed, step = key.seed.clone(), key.step.clone()
-    kept = key.calls, key.current, key.recording
+    kept = key.calls, key.current, key.stale, key.replay.recording
     try:
         yield
     finally:
         key.seed.copy_(seed)
         key.step.copy_(step)
-        key.calls, key.current, key.recording = kept
+        key.calls, key.current, key.stale, key.replay.recording = kept
 
 
 def adapted(model: Perturbed) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ batch split, on any rank, and when a checkpointed part of the network runs a sec
 import itertools
 import math
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo at once
 
 from undrift._errors import UndriftError, UndriftWarning
+from undrift.replay import Replay, in_backward
 
 T = TypeVar("T")
 
@@ -24,7 +24,6 @@ T = TypeVar("T")
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX2 = 0x94D049BB133111EB - 2**64
-_KEPT_FORWARDS = 64
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -98,11 +97,10 @@ class Key(nn.Module):
         self.noisy = True  # its noise; the mean network has norm policies, but no noise
         self.calls = 0
         self.traced = False  # a graph that holds the whole forward pass is being captured
-        self.recording = False
+        self.stale = False  # a traced forward pass has moved the step
         self.current = self.step
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
-        self.tickets: OrderedDict[int, OrderedDict[int, Any]] = OrderedDict()
-        self.forwards = 0
+        self.replay = Replay()
         self.reseed(generator)
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
@@ -124,29 +122,33 @@ class Key(nn.Module):
         if torch.compiler.is_compiling():
             self.step.add_(1)
             self.traced = count_traced(self.ident, start=True) == 0
+            self.stale = True
         else:
             self._begin()
 
     def end(self, _net: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Close the step; after the first, name the layers that the forward pass never called."""
         self.traced = False
-        if self.noisy and self.waiting and not torch.compiler.is_compiling():
-            self._warn_waiting()
+        if not torch.compiler.is_compiling():
+            self.replay.recording = False
+            if self.noisy and self.waiting:
+                self._warn_waiting()
 
     @_disable_dynamo
     def _begin(self) -> None:
-        self.traced, self.recording = False, torch.is_grad_enabled()
-        if torch._C._current_graph_task_id() == -1:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise UndriftError(
+                "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
+                "Call it directly, or use the source network: with model.off()."
+            )
+        self.traced = False
+        self.replay.open()
+        if not in_backward():
             self.step.add_(1)
-            self.calls = 0
+            self.calls, self.stale = 0, False
             self.current = mix(self.seed + self.step * _GOLDEN)
-            self.forwards += 1
-            if self.recording:
-                self.tickets[self.forwards] = OrderedDict()
-                while len(self.tickets) > _KEPT_FORWARDS:
-                    self.tickets.popitem(last=False)
         # A checkpoint around the whole network calls its root again in the backward pass.
-        self.current = self._replay(lambda: self.current)
+        self.current = self.replay.once(lambda: self.current)
 
     def _warn_waiting(self) -> None:
         names = list(self.waiting.values())
@@ -187,39 +189,27 @@ class Key(nn.Module):
         return torch.compiler.is_compiling() and self.traced
 
     def _now(self) -> Tensor:
-        return mix(self.seed + self.step * _GOLDEN) if self._in_graph() else self.current
+        if self._in_graph():
+            return mix(self.seed + self.step * _GOLDEN)
+        if self.stale:
+            # This part runs outside the graph that opened the step; its calls are numbered apart from the graph's.
+            self.current, self.calls, self.stale = mix(self.seed + self.step * _GOLDEN), 1 << 20, False
+        return self.current
 
     def _fresh(self) -> Tensor:
         if self._in_graph():
             # A checkpointed part of a graph may not change Python state, so calls are counted while it is traced.
             return _fork(self._now(), 2 * count_traced(self.ident))
+        now = self._now()
         self.calls += 1
-        return _fork(self._now(), 2 * self.calls)
+        return _fork(now, 2 * self.calls)
 
     @_disable_dynamo
-    def _replay(self, make: Callable[[], T], number: int | None = None) -> T:
+    def _replay(self, make: Callable[[], T], number: int | None) -> T:
         if self.waiting and number is not None:
             self.waiting.pop(number, None)
-        # A checkpoint restores torch's global generator before it runs its part again. So a ticket drawn from that
-        # generator names the call: the second run draws the same ticket.
-        if not self.recording:
-            return make()
-        ticket = int(torch.empty((), dtype=torch.int64).random_())
-        if torch._C._current_graph_task_id() == -1:
-            value = make()
-            self.tickets[next(reversed(self.tickets))][ticket] = value
-            return value
-        for kept in reversed(self.tickets.values()):
-            if ticket in kept:
-                return kept[ticket]
-        raise UndriftError(
-            "a part of the network ran again in the backward pass, and its first run's noise is not known. Activation "
-            "checkpointing is supported with preserve_rng_state=True and use_reentrant=False, and at most "
-            f"{_KEPT_FORWARDS} forward passes before a backward pass; change the call of torch.utils.checkpoint."
-        )
+        return self.replay.once(make)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tickets belong to a backward pass under way; a copy has none.
-        state = {**self.__dict__, "tickets": OrderedDict(), "recording": False}
-        state["current"] = self.current.detach().clone()
-        return state
+        # A copy made inside mean() is a perturbed network all the same.
+        return {**self.__dict__, "noisy": True, "current": self.current.detach().clone()}

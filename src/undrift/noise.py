@@ -136,14 +136,15 @@ class Rerun(nn.Module):
     to its input first. Both are faithful when their weights are w_s + Δw while they run.
     """
 
-    def __init__(self, noises: dict[str, Noise]) -> None:
+    def __init__(self, layer: nn.Module, noises: dict[str, Noise]) -> None:
         super().__init__()
-        self._noises = tuple(noises.items())  # in a tuple: the perturbed network registers them
-        self.running = False
+        # In tuples: the perturbed network registers them.
+        self._noises = tuple(noises.items())
+        self._forward = (_Forward(layer),)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
         """Return the module's output under one draw of its weights."""
-        if self.running or not self._noises[0][1].key.mode()[0]:
+        if not self._noises[0][1].key.mode()[0]:
             return None
         weights = {}
         for name, noise in self._noises:
@@ -151,11 +152,19 @@ class Rerun(nn.Module):
             module = layer.get_submodule(holder)
             weight = getattr(module, attribute).detach()
             weights[name] = (weight + noise.draw(module, weight.shape)).to(weight.dtype)
-        self.running = True
-        try:
-            return functional_call(layer, weights, args, kwargs)
-        finally:
-            self.running = False
+        # Its forward, not the module: the user's hooks on it see one call.
+        return functional_call(self._forward[0], {f"layer.{n}": w for n, w in weights.items()}, args, kwargs)
+
+
+class _Forward(nn.Module):
+    """A module that is another one's forward method."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.forward(*args, **kwargs)
 
 
 def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> Tensor:

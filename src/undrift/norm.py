@@ -62,7 +62,7 @@ class Norm:
         return {**self.layer._parameters, **self.layer._buffers}
 
     def _put(self, name: str, tensor: Tensor | None) -> None:
-        # Straight into the tables: setattr would refuse nothing here, and the names stay where they were.
+        # Straight into the tables, so that no name changes its place among them.
         table: dict[str, Any] = self.layer._parameters if name in self.layer._parameters else self.layer._buffers
         table[name] = tensor
 
@@ -109,11 +109,10 @@ class Norm:
         mean, var = self.key.once(lambda: self._moved(layer, x.detach()))
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
             # An inference tensor could not take part in a later training step.
-            layer.running_mean.copy_(mean)
-            layer.running_var.copy_(var)
-        else:
-            # New tensors: an earlier forward pass may still need the old ones for its backward pass.
-            layer.running_mean, layer.running_var = mean, var
+            with torch.inference_mode(False):
+                mean, var = mean.clone(), var.clone()
+        # New tensors: an earlier forward pass may still need the old ones for its backward pass.
+        layer.running_mean, layer.running_var = mean, var
 
     @torch.no_grad()
     def _moved(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from undrift._errors import OptionError
+from undrift._errors import OptionError, UndriftError
 from undrift.perturb import Perturbed
 
 
@@ -16,6 +16,10 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
     Each weight counts, however many share a variance. "mean" divides by the number of perturbed weights, "sum" is the
     KL of the whole network.
     """
+    if not isinstance(model, Perturbed):
+        raise UndriftError(
+            f"got a {type(model).__name__}; a KL belongs to a perturbation. Give what undrift.perturb gave."
+        )
     if reduction not in ("mean", "sum"):
         raise OptionError(f"reduction={reduction!r} is not one of mean, sum.")
     noises = model.noises()

@@ -7,7 +7,7 @@ written from here.
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -26,9 +26,16 @@ Optimiser = Literal["adam", "sgd"]
 TYPES = ("conv", "conv_transpose", "linear", "attention")
 
 
-def _option(default: Any, help: str, *, least: float | None = None, above: float | None = None) -> Any:  # noqa: A002
-    """Return a dataclass field that explains itself: its help line and, for numbers, the bound they keep."""
-    return field(default=default, metadata={"help": help, "least": least, "above": above})
+def _option(
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Return a dataclass field that explains itself: its help line and, for numbers, the bounds they keep."""
+    return field(default=default, metadata={"help": help, "least": least, "above": above, "most": most})
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Options:
     prior_scale: float = _option(1.0, "λ of the prior", above=0)
     init: Initial = _option("fraction", "initial variance: init_fraction × Var(kernel), or the prior variance")
     init_fraction: float = _option(0.01, "initial variance as a fraction of the kernel's variance", least=0)
+    init_offset: float = _option(0.0, "added to the initial variance", least=0)
     variance_floor: float = _option(1e-10, "least Var(kernel), for constant and one-weight kernels", above=0)
 
     # How the noise is drawn.
@@ -71,7 +79,7 @@ class Options:
 
     # What norm layers do.
     norm_statistics: Statistics = _option("moving", "statistics: of the source, of the batch, or a moving average")
-    norm_momentum: float = _option(0.1, "weight of the new batch in the moving average", above=0)
+    norm_momentum: float = _option(0.4, "weight of the new batch in the moving average", above=0, most=1)
     norm_affine: bool = _option(True, "train scale and shift of the norm layers")
 
     # What is asked.
@@ -89,7 +97,7 @@ class Options:
     log_var_lr_scale: float = _option(1.0, "learning rate of log-variances over that of norm affine", least=0)
     fast: tuple[str, ...] = _option((), "name patterns of layers that learn faster (a new bottleneck)")
     fast_lr_scale: float = _option(10.0, "learning rate of those layers over the others'", least=0)
-    momentum: float = _option(0.9, "momentum of SGD", least=0)
+    momentum: float = _option(0.9, "momentum of SGD", least=0, most=1)
     weight_decay: float = _option(
         1e-3, "weight decay over epochs, on norm affine only, never on log-variances", least=0
     )
@@ -97,10 +105,14 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("layers", "exclude", "frozen", "types", "fast"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            if isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+            elif isinstance(value, Iterable):
+                object.__setattr__(self, name, tuple(value))
         hints = get_type_hints(type(self))
         problems = [p for f in dataclasses.fields(self) if (p := _problem(f, hints[f.name], getattr(self, f.name)))]
-        problems += [f"types={t!r} is not one of {', '.join(TYPES)}" for t in self.types if t not in TYPES]
+        if isinstance(self.types, tuple):
+            problems += [f"types={t!r} is not one of {', '.join(TYPES)}" for t in self.types if t not in TYPES]
         if problems:
             # All at once: nobody likes to correct one option a run.
             raise OptionError("; ".join(problems) + ". `help(undrift.Options)` lists every option.")
@@ -146,7 +158,8 @@ def _problem(f: "dataclasses.Field[Any]", hint: Any, value: Any) -> str | None:
     if hint is bool:
         return None if isinstance(value, bool) else f"{f.name}={value!r} is neither True nor False"
     if get_origin(hint) is tuple:
-        return None if all(isinstance(v, str) for v in value) else f"{f.name}={value!r} holds something not a string"
+        right = isinstance(value, tuple) and all(isinstance(v, str) for v in value)
+        return None if right else f"{f.name}={value!r} is not a string or several"
     if value is None and type(None) in get_args(hint):
         return None
     whole = hint is int or int in get_args(hint)
@@ -159,6 +172,8 @@ def _problem(f: "dataclasses.Field[Any]", hint: Any, value: Any) -> str | None:
         return f"{f.name}={value!r} is below {least}"
     if above is not None and value <= above:
         return f"{f.name}={value!r} is not above {above}"
+    if (most := f.metadata.get("most")) is not None and value > most:
+        return f"{f.name}={value!r} is above {most}"
     return None
 
 
@@ -167,13 +182,15 @@ def _problem(f: "dataclasses.Field[Any]", hint: Any, value: Any) -> str | None:
 #   same learning rate), larger costs accuracy on streams.
 # - first_energy "centred": the constant part of a raw image enters Σx² with full weight, and local noise turns it into
 #   independent noise at every position that no norm layer removes.
-# - norm_momentum: the paper updates "through moving average" without its rate; see Options.
+# - norm_momentum 0.4: the paper updates "through moving average" without its rate. PyTorch's 0.1 lags so far behind a
+#   change of domain that the first batches after it can be worse than the source network's.
 # - answer "samples": the text samples ten times at test and predicts batch by batch, at once.
 # - weight_decay never touches a log-variance: it would pull σ towards 1, a thousand times a kernel's size.
 PAPER = Options()
 
 RELEASED = Options(
     init_fraction=1e-6,
+    init_offset=1e-10,
     energy="offset",
     first_energy="offset",
     norm_statistics="batch",

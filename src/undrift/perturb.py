@@ -1,5 +1,6 @@
 """Put a variational perturbation on anybody's network, and take it off again."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from undrift.key import Key, count_traced
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
 from undrift.select import Choice, choose, matching, plain_name
+from undrift.source import Source
 
 if TYPE_CHECKING:
     from undrift.data.preprocess import Preprocess
@@ -61,6 +63,11 @@ def perturb(
             f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; undrift needs the Python module. "
             "Build the network from its class and load its state_dict."
         )
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise CannotPerturb(
+            f"{type(net).__name__} is a wrapper that does not see the log-variances; undrift needs the network inside. "
+            "Perturb first, then wrap: DistributedDataParallel(undrift.perturb(net))."
+        )
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
@@ -90,8 +97,7 @@ class Perturbed(nn.Module):
     ) -> None:
         super().__init__()
         self.options = options
-        self._flags = [(m, m.training) for m in net.modules()]
-        self._grads = [(p, p.requires_grad) for p in net.parameters()]
+        self._source = Source(net)
         self._handles: list[RemovableHandle] = []
         self._off = 0
         self._removed = False
@@ -108,6 +114,7 @@ class Perturbed(nn.Module):
         self._make_norms()
         self._after.append((root, self.key.end))
         self._attach()
+        _live.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the network returns, noisy."""
@@ -154,13 +161,19 @@ class Perturbed(nn.Module):
         self._removed = True
         if not self._off:
             self._detach()
-        for module, flag in self._flags:
-            module.training = flag
         return self.net
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
         """Start the noise anew: the same seed gives the same noise, step by step."""
         self.key.reseed(generator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._off:
+            raise UndriftError(
+                "a perturbed network was copied or pickled inside `with model.off():`; the copy would have no noise. "
+                "Copy it outside, or copy model.net alone."
+            )
+        return self.__dict__
 
     def noises(self) -> list[Noise]:
         """Return the noise of each perturbed weight."""
@@ -172,8 +185,7 @@ class Perturbed(nn.Module):
     def _attach(self) -> None:
         """Freeze the weights, put the adapted norm state in, hook everything up."""
         self.key.enabled = True
-        for parameter, _ in self._grads:
-            parameter.requires_grad_(False)
+        self._source.leave()
         for policy in self.norms:
             policy.exchange()
         # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
@@ -191,8 +203,7 @@ class Perturbed(nn.Module):
         self._handles.clear()
         for policy in self.norms:
             policy.exchange()
-        for parameter, flag in self._grads:
-            parameter.requires_grad_(flag)
+        self._source.restore()
 
     def _make_noise(self, choices: list[Choice]) -> None:
         by_weight: dict[int, Noise] = {}
@@ -219,10 +230,11 @@ class Perturbed(nn.Module):
                         self.key,
                         len(by_weight),
                     )
-                    self.noise[slot(choice.name, name)] = noise
+                    # Not by its own setter, which refuses layers called "keys" or "values".
+                    self.noise._modules[slot(choice.name, name)] = noise
                     self.key.waiting[noise.number] = choice.name
                 noises[name] = by_weight[tied]
-            hook: Hook = Rerun(noises).drawn
+            hook: Hook = Rerun(layer, noises).drawn
             if layers.is_standard(layer):
                 hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
             self._after.append((layer, hook))
@@ -245,15 +257,21 @@ def slot(layer: str, weight: str) -> str:
     return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"
 
 
+_live: "weakref.WeakSet[Perturbed]" = weakref.WeakSet()
+
+
 def _refuse_second(net: nn.Module) -> None:
+    # A network that is off() has no hooks; a copy of a perturbed one has hooks, and nobody who could be asked.
+    off = {id(m) for model in _live if not model._removed for m in model.net.modules()}
     for name, module in net.named_modules():
-        if isinstance(module, Perturbed) or any(
-            isinstance(getattr(hook, "__self__", None), Key) for hook in module._forward_pre_hooks.values()
-        ):
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        ours = any(isinstance(getattr(hook, "__self__", None), Key | Noise | Rerun | norm.Norm) for hook in hooks)
+        if isinstance(module, Perturbed) or ours or id(module) in off:
             where = f"{type(net).__name__}.{name}" if name else type(net).__name__
             raise CannotPerturb(
                 f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
-                "Use the perturbed network you have, or take it off first: net = model.remove()."
+                "Use the perturbed network you have, or take it off first: net = model.remove(). A copy of a perturbed "
+                "network carries its noise; copy before perturbing, or copy the model and remove from that."
             )
 
 

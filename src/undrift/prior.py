@@ -26,5 +26,6 @@ def prior_variance(variance: Tensor, options: Options) -> Tensor:
 
 def initial_log_var(variance: Tensor, options: Options) -> Tensor:
     """Return the log-variance a kernel to start from; a fraction of 0 gives −inf: no noise at all, exactly."""
-    start = prior_variance(variance, options) if options.init == "prior" else options.init_fraction * variance
-    return start.log()
+    if options.init == "prior":
+        return prior_variance(variance, options).log()
+    return (options.init_fraction * variance + options.init_offset).log()

@@ -34,14 +34,12 @@ def matching(name: str, patterns: Iterable[str]) -> str | None:
 
 def choose(net: nn.Module, options: Options) -> list[Choice]:
     """Return every convolution, linear and attention layer of the network, with the reason where one is left out."""
-    modules = [(plain_name(n), m) for n, m in net.named_modules()]
-    _check_patterns(options, [n for n, _ in modules])
     # The out-projection of an attention is a Linear that is never called: it belongs to its parent.
-    inner = {id(m) for _, a in modules if isinstance(a, nn.MultiheadAttention) for m in a.modules() if m is not a}
+    inner = {id(a.out_proj) for a in net.modules() if isinstance(a, nn.MultiheadAttention)}
+    modules = [(plain_name(n), m) for n, m in net.named_modules() if id(m) not in inner]
+    _check_patterns(options, [n for n, _ in modules])
     candidates, refusals = [], []
     for name, module in modules:
-        if id(module) in inner:
-            continue
         what = f"{name or 'the network'} ({type(module).__module__}.{type(module).__name__})"
         if layers.is_lazy(module):
             raise CannotPerturb(f"{what} is lazy: it has no weights yet. Run one batch through the network first.")
@@ -74,7 +72,7 @@ def _left_out(name: str, kind: str | None, options: Options) -> str | None:
 def _counted(candidates: Sequence[Choice], options: Options) -> list[Choice]:
     """Return the choices after first/last k, which count the layers that are left."""
     left = [c for c in candidates if c.why_not is None]
-    kept = left[options.skip_first : len(left) - options.skip_last]
+    kept = left[options.skip_first : max(0, len(left) - options.skip_last)]
     first = kept if options.first is None else kept[: options.first]
     last = kept if options.last is None else kept[-options.last :]
     chosen = {id(c) for c in (kept if options.first is options.last is None else [])}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from undrift import layers
+from undrift.noise import Noise
 from undrift.select import plain_name
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def rows(model: "Perturbed") -> list[Row]:
             if choice.why_not is not None:
                 what, relative = f"no: {choice.why_not}", ""
             else:
-                what = _how(model, module) if noises else "with the layer it shares its weight with"
+                what = _how(model, module, noises[0]) if noises else "with the layer it shares its weight with"
                 relative = " ".join(f"{float(n.relative_std().mean()):.3g}" for n in noises)
             count = sum(n.log_var.numel() for n in fresh)
             out.append(Row(choice.name or "(root)", type(module).__name__, what, relative, count))
@@ -88,16 +89,17 @@ def rows(model: "Perturbed") -> list[Row]:
             out.append(Row(policy.name or "(root)", type(module).__name__, what, "", sum(p.numel() for p in affine)))
         elif id(module) not in inner and any(p is not None and p.ndim > 1 for p in module._parameters.values()):
             what = "no: not a convolution, linear or attention layer"
-            out.append(Row(plain_name(name), type(module).__name__, what, "", 0))
+            out.append(Row(plain_name(name) or "(root)", type(module).__name__, what, "", 0))
     return out
 
 
-def _how(model: "Perturbed", layer: nn.Module) -> str:
+def _how(model: "Perturbed", layer: nn.Module, noise: Noise) -> str:
     convolution = layers.kind(layer) in {"conv", "conv_transpose"}
     sharing = model.options.conv_sharing if convolution else model.options.linear_sharing
     unit = {"weight": "weight", "kernel": "kernel" if convolution else "row"}[sharing]
     if layers.is_standard(layer):
-        return f"a variance a {unit}, {model.options.estimator}"
+        energy = "" if noise.energy == "square" or model.options.estimator == "drawn" else f", {noise.energy}"
+        return f"a variance a {unit}, {model.options.estimator}{energy}"
     return f"a variance a {unit}, drawn (it has a forward of its own)"
 
 

@@ -1,0 +1,78 @@
+"""What each call in a forward pass was given, so that activation checkpointing is given the same again.
+
+A checkpointed part of a network runs a second time in the backward pass, and must draw the noise, use the statistics
+and be in the mode of its first run. A checkpoint restores torch's global generator before that second run. So a ticket
+drawn from that generator names the call: the second run draws the same ticket.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from undrift._errors import UndriftError
+
+T = TypeVar("T")
+_KEPT = 64
+
+
+class Replay:
+    """The tickets of the latest forward passes."""
+
+    def __init__(self) -> None:
+        self.recording = False
+        # By the number of the first autograd node that the forward pass could make.
+        self.forwards: OrderedDict[int, dict[int, Any]] = OrderedDict()
+
+    def open(self) -> None:
+        """Start the table of a forward pass, unless a checkpoint around the whole network runs it again."""
+        self.recording = torch.is_grad_enabled()
+        if self.recording and not in_backward():
+            self._table()
+
+    def once(self, make: Callable[[], T]) -> T:
+        """Return make(), or what it gave when this part of the network first ran."""
+        again = in_backward() and torch.is_grad_enabled()
+        # Prediction draws no tickets: nothing of it can run again.
+        if not again and not self.recording and not torch.is_grad_enabled():
+            return make()
+        ticket = int(torch.empty((), dtype=torch.int64).random_())
+        if again:
+            return self._find(ticket)
+        value = make()
+        table = next(reversed(self.forwards.values())) if self.forwards else self._table()
+        table[ticket] = value
+        return value
+
+    def _table(self) -> dict[int, Any]:
+        table = self.forwards[torch._C._autograd._get_sequence_nr()] = {}
+        while len(self.forwards) > _KEPT:
+            self.forwards.popitem(last=False)
+        return table
+
+    def _find(self, ticket: int) -> Any:
+        # Two passes that started from one state of the generator have the same tickets; the node that asks for its
+        # inputs was made by one of them, and nodes are numbered.
+        node = torch._C._current_autograd_node()
+        number = node._sequence_nr() if node is not None else None
+        found = [(first, table) for first, table in reversed(self.forwards.items()) if ticket in table]
+        for first, table in found:
+            if number is None or first <= number:
+                return table[ticket]
+        if found:
+            return found[0][1][ticket]
+        raise UndriftError(
+            "a part of the network ran again in the backward pass, and its first run's noise is not known. Activation "
+            "checkpointing needs preserve_rng_state=True, use_reentrant=False around a whole network, and at most "
+            f"{_KEPT} forward passes before a backward pass; change the call of torch.utils.checkpoint."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tickets belong to a backward pass under way; a copy has none.
+        return {"recording": False, "forwards": OrderedDict()}
+
+
+def in_backward() -> bool:
+    """Return whether autograd is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
