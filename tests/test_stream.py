@@ -57,7 +57,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_several_draws_are_averaged_and_move_statistics_once() -> None:
-    model = model_of(train_samples=3, norm_affine=False)
+    model = model_of(train_samples=3, norm_affine=False, stream_norm_momentum=0.1)
     twin = copy.deepcopy(model)
     (p,) = stream(model, [images()], answer="before", lr=0.0)
     twin.eval()
@@ -465,3 +465,12 @@ def test_a_stream_is_an_iterator() -> None:
     next(s)
     with pytest.raises(StopIteration):
         next(s)
+
+
+def test_statistics_move_at_the_pace_of_a_stream() -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.0, norm_momentum=0.1, stream_norm_momentum=0.5)
+    seen = model.net[0](images()).detach().mean((0, 2, 3))  # what the norm layer sees
+    before = model.net[1].running_mean.clone()
+    list(stream(model, [images()], answer="before"))
+    torch.testing.assert_close(model.net[1].running_mean, 0.5 * before + 0.5 * seen)
+    assert model.norms[0].momentum == 0.1

@@ -24,6 +24,19 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
+    """Let moving statistics move at another pace for the length of a `with` block."""
+    paces = [policy.momentum for policy in model.norms]
+    for policy in model.norms:
+        policy.momentum = momentum
+    try:
+        yield
+    finally:
+        for policy, pace in zip(model.norms, paces, strict=True):
+            policy.momentum = pace
+
+
+@contextmanager
 def keeping_noise(key: Key) -> Iterator[None]:
     """Put the noise back to where it stood at the start of a `with` block."""
     seed, step = key.seed.clone(), key.step.clone()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from undrift._adapted import restore, snapshot
+from undrift._adapted import moving_by, restore, snapshot
 from undrift._errors import PerturbationMismatch
 from undrift._guard import Guard
 from undrift._step import uninterrupted
@@ -50,7 +50,8 @@ class Online:
         statistics = [(p.layer, dict(p.layer._buffers)) for p in self.model.norms]
         taken = False
         try:
-            probs, mean_entropy, loss = self._gradient(images)
+            with moving_by(self.model, self.model.options.stream_norm_momentum):
+                probs, mean_entropy, loss = self._gradient(images)
             why_not = self._why_not(loss)
             if why_not is None:
                 with uninterrupted():

@@ -79,7 +79,8 @@ class Options:
 
     # What norm layers do.
     norm_statistics: Statistics = _option("moving", "statistics: of the source, of the batch, or a moving average")
-    norm_momentum: float = _option(0.4, "weight of the new batch in the moving average", above=0, most=1)
+    norm_momentum: float = _option(0.1, "weight of the new batch in the moving average", above=0, most=1)
+    stream_norm_momentum: float = _option(0.4, "the same in a stream, which has to follow changes", above=0, most=1)
     norm_affine: bool = _option(True, "train scale and shift of the norm layers")
 
     # What is asked.
@@ -182,8 +183,9 @@ def _problem(f: "dataclasses.Field[Any]", hint: Any, value: Any) -> str | None:
 #   same learning rate), larger costs accuracy on streams.
 # - first_energy "centred": the constant part of a raw image enters Σx² with full weight, and local noise turns it into
 #   independent noise at every position that no norm layer removes.
-# - norm_momentum 0.4: the paper updates "through moving average" without its rate. PyTorch's 0.1 lags so far behind a
-#   change of domain that the first batches after it can be worse than the source network's.
+# - norm_momentum 0.1, stream_norm_momentum 0.4: the paper updates "through moving average" without its rate. PyTorch's
+#   0.1 averages many batches over epochs. On a stream it lags so far behind a change of domain that the first batches
+#   after it can be worse than the source network's.
 # - answer "samples": the text samples ten times at test and predicts batch by batch, at once.
 # - weight_decay never touches a log-variance: it would pull σ towards 1, a thousand times a kernel's size.
 PAPER = Options()
