@@ -175,6 +175,18 @@ def test_corrupt_writes_zenodos_layout_and_a_sheet(run: Run, work: Path, monkeyp
     assert Path("sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_parquet_holds_what_the_csv_holds(run: Run) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra undrift[parquet]")
+    assert run("predict", "target", *MODEL, "--out", "a.parquet", "--seed", "1").code == 0
+    assert run("predict", "target", *MODEL, "--out", "a.csv", "--seed", "1").code == 0
+    table = parquet.read_table("a.parquet").to_pydict()
+    header, *lines = Path("a.csv").read_text().splitlines()
+    assert list(table) == header.split(",")
+    assert len(lines) == len(table["path"])
+    for line, path, label in zip(lines, table["path"], table["label"], strict=True):
+        assert line.split(",")[:2] == [path, label]
+
+
 def test_parquet_needs_pyarrow_and_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     found = run("predict", "target", *MODEL, "--out", "a.parquet")

@@ -14,6 +14,7 @@ from torch import Tensor
 from undrift.adapt import adapt
 from undrift.data import TensorDomain
 from undrift.demo.setting import Setting, World
+from undrift.demo.shot import shot_all_weights
 from undrift.likelihood import Shot, entropy
 from undrift.likelihood.shot import move_statistics
 from undrift.metrics import Scores, Tally
@@ -151,6 +152,11 @@ def tent(world: World, setting: Setting, seed: int) -> Scored:
         return Scored(score(answers, passing), _source(model, world, setting, seed), tuple(by_place.tolist()))
 
 
+def shot(world: World, setting: Setting, seed: int) -> Scored:
+    """SHOT on all weights but the classifier's."""
+    return scores(shot_all_weights(world, setting, seed), world, setting, seed)
+
+
 def without_noise(world: World, setting: Setting, seed: int) -> Scored:
     """VMP with σ = 0, which is SHOT on norm layers: same rate, same order, no noise."""
     with adapted(world, setting, seed, **NO_NOISE) as model:
@@ -172,7 +178,8 @@ def vmp_large(world: World, setting: Setting, seed: int) -> Scored:
 SOURCE = Row("source network", source_network, seeded=False)
 STATISTICS = Row("norm statistics", norm_statistics)
 TENT = Row("Tent", tent)
+SHOT = Row("SHOT, all weights", shot)
 CONTROL = Row("SHOT-BN = VMP, σ = 0", without_noise)
 VMP = Row("VMP", vmp)
 VMP_LARGE = Row("VMP, variance × 10", vmp_large)
-ROWS = (SOURCE, STATISTICS, TENT, CONTROL, VMP, VMP_LARGE)
+ROWS = (SOURCE, STATISTICS, TENT, SHOT, CONTROL, VMP, VMP_LARGE)
