@@ -4,23 +4,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from undrift._errors import PerturbationMismatch
 from undrift.key import Key
 from undrift.perturb import Perturbed
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Put every module in eval mode for the length of a `with` block; each gets its own flag back."""
-    flags = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from typing import Any, Literal
 import torch
 
 from undrift import _atomic
-from undrift._adapted import evaluating
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._progress import Bar
 from undrift._run import Run
 from undrift._types import Likelihood, Refreshing
 from undrift._unlabelled import Unlabelled, unlabelled_of
 from undrift.history import History
+from undrift.layers import evaluating
 from undrift.likelihood import Shot, as_likelihood
 from undrift.perturb import Perturbed
 

@@ -92,7 +92,7 @@ def effective_weight(layer: nn.Module, name: str = "weight") -> Tensor:
     mode; the older hooks keep a stale copy until the next forward pass, so they are asked to compute it.
     """
     if parametrize.is_parametrized(layer, name):
-        with _evaluating(layer.get_submodule("parametrizations")):
+        with evaluating(layer.get_submodule("parametrizations")):
             return getattr(layer, name).detach()
     for hook in layer._forward_pre_hooks.values():
         if isinstance(hook, SpectralNorm) and hook.name == name:
@@ -105,7 +105,8 @@ def effective_weight(layer: nn.Module, name: str = "weight") -> Tensor:
 
 
 @contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put every module in eval mode for the length of a `with` block; each gets its own flag back."""
     flags = [(m, m.training) for m in module.modules()]
     module.eval()
     try:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import evaluating, keeping_noise
+from undrift._adapted import keeping_noise
 from undrift._batches import images_of, to_device
 from undrift._errors import DataError, OptionError, OutputError
 from undrift._outputs import logits as logits_of
+from undrift.layers import evaluating
 from undrift.perturb import Perturbed
 from undrift.prediction import Prediction, entropy_of
 

@@ -9,13 +9,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from undrift._adapted import evaluating
 from undrift._batches import images_of, to_device
 from undrift._errors import DataError, OptionError
 from undrift._guard import Guard
 from undrift._online import Online
 from undrift._progress import Bar
 from undrift._stream_report import StreamReport
+from undrift.layers import evaluating
 from undrift.likelihood import as_likelihood, entropy
 from undrift.optimise import make_optimiser
 from undrift.options import Answer, _suggest

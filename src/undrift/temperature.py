@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift._adapted import evaluating, keeping_noise
+from undrift._adapted import keeping_noise
 from undrift._batches import to_device
 from undrift._errors import DataError
+from undrift.layers import evaluating
 from undrift.perturb import Perturbed
 from undrift.predict import _batches, finite_rows, forward
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift._adapted import evaluating
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError
 from undrift._outputs import logits as logits_of
 from undrift._types import Step
+from undrift.layers import evaluating
 from undrift.likelihood.information import Information
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
