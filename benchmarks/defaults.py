@@ -98,11 +98,9 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     finished = arguments.out / "defaults.json"
     known = {r["variant"]: r for r in json.loads(finished.read_text())["rows"]} if finished.exists() else {}
+    rows += [row for name, row in known.items() if name in VARIANTS]
     for variant, changes in VARIANTS.items():
-        if variant in known:  # a finished row is never run again
-            rows.append(known[variant])
-            continue
-        if arguments.only not in variant:
+        if variant in known or arguments.only not in variant:  # a finished row is never run again
             continue
         start, row = time.perf_counter(), {"variant": variant, "error": [], "nll": [], "contrast": []}
         for seed in range(arguments.seeds):

@@ -1,5 +1,6 @@
 """Runs that are killed, stopped or fail end bit for bit where they would have ended."""
 
+import copy
 import errno
 import functools
 import json
@@ -285,3 +286,11 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_model(tmp_path: Path, mon
     assert torch.isfinite(model(images(8))).all()
     monkeypatch.undo()
     assert len(adapt(model, images(8), entropy, 4, checkpoint=path).epochs) == 4
+
+
+def test_the_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
+    model = small()
+    twin = copy.deepcopy(model)
+    adapt(model, images(24), entropy, epochs=1, checkpoint=tmp_path / "run", progress=False)
+    with pytest.raises(undrift.PerturbationMismatch, match="which images"):
+        adapt(twin, 2 * images(24), entropy, epochs=1, checkpoint=tmp_path / "run", progress=False)

@@ -279,10 +279,10 @@ def test_a_state_of_another_network_changes_nothing() -> None:
         model_of(linear_sharing="kernel"),
     ):
         before = state_of(model)
-        with pytest.raises(undrift.PerturbationMismatch, match=r"differ in .*same options"):
+        with pytest.raises(undrift.PerturbationMismatch, match=r"changed; .*same source network and options"):
             stream(model, []).load_state_dict(s.state_dict())
         assert same(state_of(model), before)
-    with pytest.raises(undrift.PerturbationMismatch, match="no model, start"):
+    with pytest.raises(undrift.PerturbationMismatch, match="no identity, model, start"):
         s.load_state_dict({})
     model, state = model_of(), s.state_dict()
     before = state_of(model)
@@ -474,3 +474,14 @@ def test_statistics_move_at_the_pace_of_a_stream() -> None:
     list(stream(model, [images()], answer="before"))
     torch.testing.assert_close(model.net[1].running_mean, 0.5 * before + 0.5 * seen)
     assert model.norms[0].momentum == 0.1
+
+
+def test_a_state_of_other_weights_or_options_is_refused() -> None:
+    first = stream(undrift.perturb(convnet()), [images()])
+    next(first)
+    for model, what in (
+        (undrift.perturb(convnet()), "network"),
+        (undrift.perturb(convnet(), norm_statistics="batch"), "norm_statistics"),
+    ):
+        with pytest.raises(undrift.PerturbationMismatch, match=what):
+            stream(model, []).load_state_dict(first.state_dict())

@@ -15,6 +15,7 @@ from undrift._guard import Guard
 from undrift._step import uninterrupted
 from undrift._stream_report import StreamReport
 from undrift._types import Step
+from undrift.fingerprint import fingerprint
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
 from undrift.perturb import Perturbed
@@ -43,6 +44,13 @@ class Online:
         self.report = StreamReport()
         self.latest: dict[str, float] = dict.fromkeys(("loss", "likelihood", "kl"), math.nan)
         self._start = snapshot(model)
+        self._identity: dict[str, Any] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a stream and the one that goes on from it have in common."""
+        if self._identity is None:  # once: it reads every weight
+            self._identity = {"network": fingerprint(self.model), **self.model.options.as_dict()}
+        return self._identity
 
     def step(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Make one step, or none where it would not be finite; return mean softmax and mean entropy of its draws."""
@@ -124,6 +132,7 @@ class Online:
     def state_dict(self) -> dict[str, Any]:
         """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
         return {
+            "identity": self.identity(),
             "model": snapshot(self.model),
             "start": {name: tensor.clone() for name, tensor in self._start.items()},
             "optimiser": copy.deepcopy(self.optimiser.state_dict()),
@@ -134,11 +143,17 @@ class Online:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
-        missing = [k for k in ("model", "start", "optimiser", "seen", "report", "guard") if k not in state]
+        missing = [k for k in ("identity", "model", "start", "optimiser", "seen", "report", "guard") if k not in state]
         if missing:
             raise PerturbationMismatch(
                 f"the state has no {', '.join(missing)}; a stream goes on from what Stream.state_dict() gave. "
                 "Give that, or start a new stream."
+            )
+        other = [k for k, v in self.identity().items() if state["identity"].get(k) != v]
+        if other:
+            raise PerturbationMismatch(
+                f"the state is of another stream: {', '.join(other)} changed; a stream goes "
+                "on with the same source network and options. Perturb that network so, or start a new stream."
             )
         kept = snapshot(self.model)
         try:

@@ -1,5 +1,6 @@
 """What of a run is written down, and how it goes on from there."""
 
+import hashlib
 import re
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from undrift._adapted import restore, snapshot
 from undrift._checkpoint import Checkpoint
 from undrift._errors import DataError
+from undrift.data import FileDomain, TensorDomain
 from undrift.fingerprint import fingerprint
 from undrift.history import Row
 from undrift.verdict import Survey
@@ -18,6 +20,19 @@ if TYPE_CHECKING:
     from undrift._run import Run
 
 _COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches", "best_epoch")
+
+
+def mark_of(images: Any) -> str | None:
+    """Return a mark of these images, None where they may differ each time (a Dataset that augments)."""
+    if isinstance(images, FileDomain):
+        content = "\n".join(source.name for source in images.sources).encode()
+    elif isinstance(images, Tensor | TensorDomain):
+        pixels = images.images if isinstance(images, TensorDomain) else images
+        few = pixels.detach()[:: max(1, len(pixels) // 8)].cpu().contiguous()
+        content = few.flatten().view(torch.uint8).numpy().tobytes()
+    else:
+        return None
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def identity(run: "Run") -> dict[str, Any]:
@@ -30,6 +45,7 @@ def identity(run: "Run") -> dict[str, Any]:
         "epochs": run.epochs,
         "keep best": run.keep_best,
         "images": run.data.size,
+        "which images": run.mark,
         "batches": run.data.steps,
     }
 

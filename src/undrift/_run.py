@@ -38,9 +38,10 @@ class Run:
         keep_best: bool,
         path: str | os.PathLike[str] | None,
         every: int | None,
+        mark: str | None,
     ) -> None:
         self.model, self.data, self.looked_at, self.likelihood = model, data, looked_at, likelihood
-        self.epochs, self.keep_best, self.path, self.every = epochs, keep_best, path, every
+        self.epochs, self.keep_best, self.path, self.every, self.mark = epochs, keep_best, path, every, mark
         self.stepper = Stepper(model, likelihood, data.size, epochs * data.steps)
         self.randomness = Randomness(device_of(model), data.generators)
         self.identity: dict[str, Any] = {}

@@ -9,6 +9,7 @@ import torch
 from undrift import _atomic
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._progress import Bar
+from undrift._resume import mark_of
 from undrift._run import Run
 from undrift._types import Likelihood, Refreshing
 from undrift._unlabelled import Unlabelled, unlabelled_of
@@ -103,7 +104,8 @@ def adapt(
     with evaluating(model):
         model.key.train()  # moving statistics move; everything else stays in eval mode
         try:
-            run = Run(model, data, looked_at, asked, epochs, keep == "best", checkpoint, checkpoint_steps)
+            mark = None if checkpoint is None else mark_of(unlabelled)
+            run = Run(model, data, looked_at, asked, epochs, keep == "best", checkpoint, checkpoint_steps, mark)
             run.prepare()
             with Bar("adapt", epochs * data.steps, progress, done=run.steps_done) as bar:
                 return run.go(bar)

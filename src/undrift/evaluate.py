@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from undrift._batches import images_of
 from undrift._errors import DataError
 from undrift._packing import written_by
+from undrift.data import FileDomain, TensorDomain
 from undrift.metrics import Tally
 from undrift.perturb import Perturbed
 from undrift.predict import predict
@@ -48,7 +49,8 @@ def evaluate(
         >>> report.results[0].scores.count
         8
     """
-    domains = data if isinstance(data, Mapping) else {"target": data}
+    named = data if isinstance(data, Mapping) else {"target": data}
+    domains = {n: d.batches(100) if isinstance(d, FileDomain | TensorDomain) else d for n, d in named.items()}
     ask = _ask(model, samples, temperature, generator)
     results = tuple(_result(name, ask, loader) for name, loader in domains.items())
     if not results:

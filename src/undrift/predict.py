@@ -11,6 +11,7 @@ from undrift._adapted import keeping_noise
 from undrift._batches import images_of, to_device
 from undrift._errors import DataError, OptionError, OutputError
 from undrift._outputs import logits as logits_of
+from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
 from undrift.prediction import Prediction, entropy_of
@@ -34,7 +35,7 @@ def predict(
 
     Args:
         model: a perturbed network, or any other, which gives one deterministic answer.
-        images: a tensor, or an iterable of batches (a loader; labels are not looked at).
+        images: a tensor, an `undrift.data` domain, or an iterable of batches (a loader; labels are not looked at).
         samples: draws to average; 0 is the mean network. Default: the option `test_samples`.
         generator: a generator or a seed makes the noise reproducible, and leaves the network's own noise where it was.
         temperature: T; see `undrift.temperature`.
@@ -93,6 +94,12 @@ def forward(model: nn.Module, images: Tensor) -> Tensor:
             f"the network returned {len(logits)} rows of logits for {len(images)} images; one row an image is needed. "
             "Wrap the network so that it returns that."
         )
+    names = model.classes if isinstance(model, Perturbed) else None
+    if names is not None and len(names) != logits.shape[1]:
+        raise OutputError(
+            f"the model has {len(names)} class names, its network {logits.shape[1]} outputs; each output needs one. "
+            "Give perturb(classes=…) the names in the order of the outputs."
+        )
     return logits
 
 
@@ -132,6 +139,8 @@ def _batches(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterator
     """Yield the batches behind what a caller means by images."""
     if batch_size is not None and batch_size < 1:
         raise OptionError(f"batch_size={batch_size!r} is below 1. Leave it out to look at all images at once.")
+    if isinstance(images, FileDomain | TensorDomain):
+        images, batch_size = images.named_batches(batch_size or 100), None
     if isinstance(images, Tensor | Mapping):
         whole = images_of(images)
         yield from whole.split(batch_size or max(len(whole), 1))

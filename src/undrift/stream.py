@@ -73,7 +73,7 @@ def stream(
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise DataError(
             f"batches is a {type(batches).__name__}; a stream needs an iterable of batches. "
-            "Give a loader, a generator, or a tensor's parts: images.split(200)."
+            "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's (domain.batches(200))."
         )
     chosen = model.options.answer if answer is None else answer
     if chosen not in get_args(Answer):

@@ -1,6 +1,7 @@
 """A temperature for the logits, chosen without labels."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from undrift._adapted import keeping_noise
 from undrift._batches import to_device
-from undrift._errors import DataError
+from undrift._errors import DataError, UndriftWarning
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
 from undrift.predict import _batches, finite_rows, forward
@@ -54,7 +55,16 @@ def temperature(
                 agreements.append(clean.argmax(1) == augmented.argmax(1))
     if not logits:
         raise DataError("there is no finite image to choose a temperature from; a few hundred are needed.")
-    return match_confidence(torch.cat(logits), float(torch.cat(agreements).float().mean()))
+    agreement = float(torch.cat(agreements).float().mean())
+    found = match_confidence(torch.cat(logits), agreement)
+    if not 1.01 * LEAST < found < MOST / 1.01:
+        warnings.warn(
+            f"no temperature between {LEAST} and {MOST} makes the mean confidence {agreement:.0%}, the agreement with "
+            f"augmented images; {found:.3g} is nearest. Do not use it: give an augmentation that tests the network.",
+            UndriftWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def match_confidence(logits: Tensor, target: float) -> float:

@@ -39,6 +39,9 @@ class FileDomain:
     def __len__(self) -> int:
         return len(self.sources)
 
+    def __repr__(self) -> str:
+        return f"FileDomain({self.name!r}, {len(self):,} images, {len(self.class_names)} classes)"
+
     def prepared(self, preprocess: Preprocess) -> FileDomain:
         """Return the same images with another preprocessing."""
         return replace(self, preprocess=preprocess)
@@ -157,6 +160,9 @@ class TensorDomain:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"TensorDomain({self.name!r}, {len(self):,} images, {len(self.class_names)} classes)"
 
     def prepared(self, preprocess: Preprocess) -> TensorDomain:
         """Return the same images with another preprocessing."""
