@@ -4,7 +4,7 @@ The verbs, in the order of use: `perturb` a network, `adapt` it to unlabelled da
 `predict`, `evaluate`, `save` and `load` the domain, `export` the adapted network.
 """
 
-from undrift import data, zoo
+from undrift import data, methods, zoo
 from undrift._domain_file import DomainFile, inspect
 from undrift._errors import (
     CannotPerturb,
@@ -74,6 +74,7 @@ __all__ = [
     "kl_term",
     "load",
     "load_source",
+    "methods",
     "perturb",
     "predict",
     "preset",

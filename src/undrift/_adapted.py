@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
 from undrift.key import Key
@@ -62,3 +63,16 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
         )
     for name, tensor in own.items():
         tensor.copy_(state[name])
+
+
+def likelihood_state(likelihood: object) -> dict[str, Any]:
+    """Return what a likelihood has to go on from, if it says so."""
+    state = getattr(likelihood, "state_dict", None)
+    return {} if state is None else state()
+
+
+def fill_likelihood(likelihood: object, state: dict[str, Any], model: Perturbed) -> None:
+    """Put a likelihood to where it stood."""
+    load = getattr(likelihood, "load_state_dict", None)
+    if load is not None:
+        load(state) if isinstance(likelihood, nn.Module) else load(state, model)

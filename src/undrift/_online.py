@@ -2,29 +2,31 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from undrift._adapted import moving_by, restore, snapshot
+from undrift._adapted import fill_likelihood, likelihood_state, moving_by, restore, snapshot
 from undrift._errors import PerturbationMismatch
 from undrift._guard import Guard
 from undrift._step import uninterrupted
 from undrift._stream_report import StreamReport
-from undrift._types import Step
+from undrift._types import Answering, Following, Keeper, Likelihood, Step
 from undrift.fingerprint import fingerprint
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
+from undrift.optimise import learnables
 from undrift.perturb import Perturbed
 from undrift.predict import forward
 from undrift.prediction import entropy_of
 
 
 class Online:
-    """Takes a perturbed network down its objective (paper eq. 3), one batch a step; it is in eval mode meanwhile.
+    """Takes a network down its objective (paper eq. 3), one batch at a time; it is in eval mode meanwhile.
 
     Attributes:
         seen: finite images since the start state: the data size of the bound.
@@ -35,15 +37,21 @@ class Online:
     def __init__(
         self,
         model: Perturbed,
-        likelihood: Callable[[Tensor, Step], Tensor],
+        likelihood: Likelihood,
         optimiser: torch.optim.Optimizer,
         guard: Guard | None,
+        keepers: Sequence[Keeper] = (),
     ) -> None:
         self.model, self.likelihood, self.optimiser, self.guard = model, likelihood, optimiser, guard
+        self.keepers = tuple(keepers)
         self.seen = 0
         self.report = StreamReport()
         self.latest: dict[str, float] = dict.fromkeys(("loss", "likelihood", "kl"), math.nan)
+        self._learnables = learnables(optimiser)
+        for keeper in self.keepers:
+            keeper.start(model)
         self._start = snapshot(model)
+        self._start_likelihood = copy.deepcopy(likelihood_state(likelihood))
         self._identity: dict[str, Any] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -57,14 +65,22 @@ class Online:
         # Moving statistics are replaced, never changed in place, so the old tensors are a copy for free.
         statistics = [(p.layer, dict(p.layer._buffers)) for p in self.model.norms]
         taken = False
+        why_not: str | None = None
         try:
             with moving_by(self.model, self.model.options.stream_norm_momentum):
-                probs, mean_entropy, loss = self._gradient(images)
-            why_not = self._why_not(loss)
+                probs, mean_entropy, norm = self._gradient(images)
+            if norm is None:
+                # The images are sound, and statistics may keep what they saw of them.
+                why_not, taken = "nothing asked of it", True
+            else:
+                if self.model.options.climb and self._learnables:
+                    with climbed(self._learnables, self.model.options.climb):
+                        self.optimiser.zero_grad()
+                        _, _, norm = self._gradient(images, second=True)
+                why_not = "nothing asked of it" if norm is None else self._why_not(norm)
             if why_not is None:
                 with uninterrupted():
-                    self.optimiser.step()
-                    self.report.steps += 1
+                    self._take()
                     taken = True
         finally:
             self.optimiser.zero_grad()
@@ -76,32 +92,68 @@ class Online:
             self.report.miss(why_not)
         return probs, mean_entropy
 
-    def _gradient(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Leave the objective's gradient in the parameters; return mean softmax, mean entropy, and the objective."""
+    def _take(self) -> None:
+        """Make the step that the gradients ask for, and let all that follows a step follow."""
+        if not self._learnables:
+            return
+        for keeper in self.keepers:
+            keeper.gradients(self.model)
+        self.optimiser.step()
+        self.report.steps += 1
+        if isinstance(self.likelihood, Following):
+            self.likelihood.follow(self.model)
+        for keeper in self.keepers:
+            if (why := keeper.after(self.model, self.latest["likelihood"])) is not None:
+                self.report.reset(why)
+
+    def _gradient(self, images: Tensor, second: bool = False) -> tuple[Tensor, Tensor, float | None]:
+        """Leave the objective's gradient in the parameters; return mean softmax, mean entropy, and its norm."""
         model = self.model
         draws = model.options.train_samples
-        step = Step(model, images, lambda x: forward(model, x))
-        model.key.training = True
+        step = Step(model, images, lambda x: forward(model, x), climbed=second)
+        model.key.training = not second
         probs = mean_entropy = loss = torch.zeros((), device=images.device)
-        for _ in range(draws):
-            logits = forward(model, images)
-            model.key.training = False  # statistics move once a batch, however many draws there are
-            part = one_number(self.likelihood(logits, step)) / draws
-            part.backward()  # draw by draw: one graph at a time is held
-            softmax = logits.detach().softmax(dim=1)
-            probs, mean_entropy = probs + softmax / draws, mean_entropy + entropy_of(softmax) / draws
-            loss = loss + part.detach()
-        kl = kl_term(model, size=self.seen + len(images))
-        kl.backward()
-        self.latest = {"loss": float(loss + kl.detach()), "likelihood": float(loss), "kl": float(kl.detach())}
-        return probs, mean_entropy, loss + kl.detach()
-
-    def _why_not(self, loss: Tensor) -> str | None:
-        if not bool(torch.isfinite(loss)):
-            return "loss not finite"
-        grads = [p.grad for group in self.optimiser.param_groups for p in group["params"] if p.grad is not None]
+        kl = loss.detach()
+        asked = False
+        for _ in range(max(1, draws)):
+            with torch.set_grad_enabled(bool(self._learnables)):
+                noisy, model.key.noisy = model.key.noisy, model.key.noisy and draws > 0
+                try:
+                    logits = forward(model, images)
+                finally:
+                    model.key.noisy = noisy
+                model.key.training = False  # statistics move once a batch, however many draws there are
+                part = self.likelihood(logits, step)
+                if part is not None:
+                    asked, part = True, one_number(part) / max(1, draws)
+                    if self._learnables:
+                        part.backward()  # draw by draw: one graph at a time is held
+                    loss = loss + part.detach()
+            answer = logits.detach()
+            if isinstance(self.likelihood, Answering) and not second:
+                answer = self.likelihood.answer(answer)
+            softmax = answer.softmax(dim=1)
+            probs = probs + softmax / max(1, draws)
+            mean_entropy = mean_entropy + entropy_of(softmax) / max(1, draws)
+        if not asked:
+            return probs, mean_entropy, None
+        if self._learnables:
+            kl = kl_term(model, size=self.seen + len(images))
+            for penalty in (kl, *(keeper.penalty(model) for keeper in self.keepers)):
+                if penalty is not None and penalty.requires_grad:
+                    penalty.backward()
+            kl = kl.detach()
         # The norm, not the largest value: Adam keeps squares, and an infinite one would stop its parameter for ever.
-        return None if bool(torch.isfinite(get_total_norm(grads))) else "gradient not finite"
+        norm = get_total_norm([p.grad for p in self._learnables if p.grad is not None])
+        # One transfer a step: on a GPU each number read is a wait.
+        numbers: list[float] = torch.stack([t.to(loss) for t in (loss, kl, norm)]).tolist()
+        self.latest = {"loss": numbers[0] + numbers[1], "likelihood": numbers[0], "kl": numbers[1]}
+        return probs, mean_entropy, numbers[2]
+
+    def _why_not(self, norm: float) -> str | None:
+        if not math.isfinite(self.latest["loss"]):
+            return "loss not finite"
+        return None if math.isfinite(norm) else "gradient not finite"
 
     def watch(self, images: Tensor) -> bool:
         """Put the start state back where the step left nothing sound; return whether it did."""
@@ -109,6 +161,8 @@ class Online:
             # A log-variance of −inf is a variance of 0, and sound; one of 100 is an infinite variance.
             groups = self.optimiser.param_groups
             values = [p.exp() if "log_var" in g["name"] else p for g in groups for p in g["params"]]
+            if not values:
+                return False
             sound = bool(torch.isfinite(get_total_norm(values) + kl_term(self.model, size=self.seen)))
         why = None if sound else "state not finite"
         if sound and self.guard is not None and self.guard.collapsed(self.model, images):
@@ -122,10 +176,13 @@ class Online:
         return True
 
     def reset(self) -> None:
-        """Put the start state back: learnables, norm state, noise and optimiser."""
+        """Put the start state back: learnables, norm state, noise, optimiser, and what likelihood and keepers saw."""
         restore(self.model, self._start)
         self.optimiser.state.clear()
         self.seen = 0
+        fill_likelihood(self.likelihood, copy.deepcopy(self._start_likelihood), self.model)
+        for keeper in self.keepers:
+            keeper.reset()
         if self.guard is not None:
             self.guard.forget()
 
@@ -139,6 +196,8 @@ class Online:
             "seen": self.seen,
             "report": self.report.state_dict(),
             "guard": None if self.guard is None else self.guard.state_dict(),
+            "likelihood": copy.deepcopy(likelihood_state(self.likelihood)),
+            "keepers": [copy.deepcopy(keeper.state_dict()) for keeper in self.keepers],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -174,3 +233,24 @@ class Online:
         self.report.load_state_dict(state["report"])
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
+        fill_likelihood(self.likelihood, copy.deepcopy(state.get("likelihood", {})), self.model)
+        for keeper, kept_state in zip(self.keepers, state.get("keepers", []), strict=True):
+            keeper.load_state_dict(copy.deepcopy(kept_state))
+
+
+@contextmanager
+def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]:
+    """Move the parameters by `radius` along their gradient (one norm over all), and back bit for bit at the end."""
+    before = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        grads = [p.grad for p in parameters if p.grad is not None]
+        scale = radius / (get_total_norm(grads) + 1e-12)
+        for p in parameters:
+            if p.grad is not None:
+                p.add_(p.grad * scale)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value in zip(parameters, before, strict=True):
+                p.copy_(value)

@@ -6,9 +6,9 @@ from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from undrift._adapted import restore, snapshot
+from undrift._adapted import fill_likelihood, likelihood_state, restore, snapshot
 from undrift._checkpoint import Checkpoint
 from undrift._errors import DataError
 from undrift.data import FileDomain, TensorDomain
@@ -52,7 +52,7 @@ def identity(run: "Run") -> dict[str, Any]:
 
 def pack(run: "Run") -> Checkpoint:
     """Return the whole state of a run that stands between two steps."""
-    likelihood = run.likelihood.state_dict() if hasattr(run.likelihood, "state_dict") else {}
+    likelihood = likelihood_state(run.likelihood)
     values: dict[str, Any] = {name: getattr(run, name) for name in _COUNTS}
     values |= {
         "under way": run.start is not None,
@@ -60,6 +60,8 @@ def pack(run: "Run") -> Checkpoint:
         "surveys": {epoch: asdict(found) for epoch, found in run.surveys.items()},
         "likelihood": {name: value for name, value in likelihood.items() if not isinstance(value, Tensor)},
     }
+    keepers = [keeper.state_dict() for keeper in run.stepper.keepers]
+    values["keepers"] = [{n: v for n, v in state.items() if not isinstance(v, Tensor)} for state in keepers]
     groups = {
         "model": snapshot(run.model),
         "optimiser": _optimiser_state(run.stepper.optimiser),
@@ -69,6 +71,10 @@ def pack(run: "Run") -> Checkpoint:
         "best": run.best,
         "answers": run.answers,
         "history": {"steps": torch.tensor([astuple(row) for row in run.rows], dtype=torch.float64)},
+    }
+    groups |= {
+        f"keeper{number}": {n: v for n, v in state.items() if isinstance(v, Tensor)}
+        for number, state in enumerate(keepers)
     }
     return Checkpoint(run.identity, values, groups)
 
@@ -87,7 +93,9 @@ def unpack(run: "Run", found: Checkpoint) -> None:
         run.best, run.answers = groups["best"], groups["answers"]
         rows = found.groups["history"]["steps"].tolist()
         run.rows = [Row(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
-        _fill_likelihood(run, found.values["likelihood"] | groups["likelihood"])
+        fill_likelihood(run.likelihood, found.values["likelihood"] | groups["likelihood"], run.model)
+        for number, (keeper, plain) in enumerate(zip(run.stepper.keepers, found.values["keepers"], strict=True)):
+            keeper.load_state_dict(plain | found.groups.get(f"keeper{number}", {}))
         run.randomness.put(groups["random"])
     except (KeyError, TypeError) as error:
         raise DataError(
@@ -112,11 +120,3 @@ def _fill_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]
         number, _, name = key.partition(".")
         state.setdefault(int(number), {})[name] = value
     optimiser.load_state_dict({**whole, "state": state})
-
-
-def _fill_likelihood(run: "Run", state: dict[str, Any]) -> None:
-    likelihood: Any = run.likelihood
-    if isinstance(likelihood, nn.Module):
-        likelihood.load_state_dict(state)
-    elif hasattr(likelihood, "load_state_dict"):
-        likelihood.load_state_dict(state, run.model)

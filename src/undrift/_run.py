@@ -1,7 +1,7 @@
 """The loop of `adapt`: epochs of whole steps, a state that can be written down at any of them, a verdict at the end."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from undrift._places import Pass
 from undrift._progress import Bar
 from undrift._random import Randomness
 from undrift._step import Mark, Stepper, uninterrupted
-from undrift._types import Likelihood, Refreshing
+from undrift._types import Keeper, Likelihood, Refreshing
 from undrift._unlabelled import Unlabelled
 from undrift.history import History, Row
 from undrift.options import Statistics
@@ -39,10 +39,11 @@ class Run:
         path: str | os.PathLike[str] | None,
         every: int | None,
         mark: str | None,
+        keepers: Sequence[Keeper] = (),
     ) -> None:
         self.model, self.data, self.looked_at, self.likelihood = model, data, looked_at, likelihood
         self.epochs, self.keep_best, self.path, self.every, self.mark = epochs, keep_best, path, every, mark
-        self.stepper = Stepper(model, likelihood, data.size, epochs * data.steps)
+        self.stepper = Stepper(model, likelihood, data.size, epochs * data.steps, keepers)
         self.randomness = Randomness(device_of(model), data.generators)
         self.identity: dict[str, Any] = {}
         # Where we are: whole epochs, batches of the one under way, and where its order came from (None before it).
@@ -130,8 +131,8 @@ class Run:
             batch = next(batches, None)
             if batch is None:
                 return False
-            lone = len(batch[1]) == 1 and self._looks_at_batches("batch", "moving")
-            numbers = None if lone or not len(batch[1]) else self.stepper.gradients(*batch)
+            lone = len(batch[1]) == 1 and self._looks_at_batches("batch", "moving", "domain")
+            numbers = None if lone or not len(batch[1]) else self.stepper.gradients(*batch, before)
             if numbers is None:
                 mark.undo_model()
             with uninterrupted():
@@ -198,7 +199,8 @@ class Run:
         kept = self.best_epoch if self.keep_best and self.finished else self.epoch
         verdict = Verdict(self.surveys[0], self.surveys[kept]) if self.finished else None
         bad = tuple(sorted(self.bad_images))
-        return History(tuple(self.rows), dict(self.surveys), verdict, kept, bad, self.bad_steps, self.lone_batches)
+        counts = bad, self.bad_steps, self.lone_batches
+        return History(tuple(self.rows), dict(self.surveys), verdict, kept, *counts, self.model)
 
     # The images -------------------------------------------------------------------------------------------------
 

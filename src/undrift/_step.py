@@ -3,33 +3,38 @@
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from undrift._errors import OptionError
 from undrift._outputs import logits
 from undrift._random import Randomness
-from undrift._types import Likelihood, Step
+from undrift._types import Following, Keeper, Likelihood, Step
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
-from undrift.optimise import make_optimiser
+from undrift.optimise import learnables, make_optimiser
 from undrift.perturb import Perturbed
 
 
 class Stepper:
     """Takes a perturbed network down its objective (paper eq. 3), with the learning rates of its options.
 
-    The rates follow SHOT's schedule, lr · (1 + 10·p)^−0.75, where p is the part of all steps that is done with this
-    one.
+    The rates stay, or follow SHOT's schedule, lr · (1 + 10·p)^−0.75, where p is the part of all steps that is done with
+    this one.
     """
 
-    def __init__(self, model: Perturbed, likelihood: Likelihood, size: int, total: int) -> None:
+    def __init__(
+        self, model: Perturbed, likelihood: Likelihood, size: int, total: int, keepers: Sequence[Keeper] = ()
+    ) -> None:
         options = model.options
-        self.model, self.likelihood, self.size, self.total = model, likelihood, size, total
-        self.optimiser = make_optimiser(model, options.adapt_optimiser, options.adapt_lr, options.weight_decay)
+        self.model, self.likelihood, self.size, self.total, self.keepers = model, likelihood, size, total, keepers
+        own = likelihood.parameters() if isinstance(likelihood, nn.Module) else ()
+        self.optimiser = make_optimiser(model, options.adapt_optimiser, options.adapt_lr, options.weight_decay, own)
+        self._learnables = learnables(self.optimiser)
+        for keeper in keepers:
+            keeper.start(model)
         self._rates = [group["lr"] for group in self.optimiser.param_groups]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -37,29 +42,36 @@ class Stepper:
         return logits(self.model(images))
 
     @torch.enable_grad()
-    def gradients(self, places: Tensor, images: Tensor) -> dict[str, float] | None:
-        """Put the gradient of likelihood + KL on the learnables and return the step's numbers; None if not finite."""
+    def gradients(self, places: Tensor, images: Tensor, done: int) -> dict[str, float] | None:
+        """Put the gradient of likelihood + KL on the learnables and return the step's numbers; None if not finite.
+
+        Args:
+            done: steps made before this one.
+        """
         self.optimiser.zero_grad()
-        step = Step(self.model, images, self.forward, places)
+        step = Step(self.model, images, self.forward, places, progress=done / self.total)
         draws = self.model.options.train_samples
         likelihood = images.new_zeros((), dtype=torch.promote_types(images.dtype, torch.float32))
-        for draw in range(draws):
-            # Each batch moves the norm statistics once, however many draws look at it.
-            with self.model.rest() if draw else nullcontext():
-                output = self.forward(images)
-                loss = one_number(self.likelihood(output, step)) / draws
-            if not loss.requires_grad:
-                raise OptionError(
-                    "the likelihood's loss has no gradient; adaptation follows it. Compute the loss from the logits "
-                    "that it is given, without detach() or no_grad()."
-                )
-            loss.backward()  # a draw at a time: its activations are freed before the next
-            likelihood = likelihood + loss.detach()
-        kl = kl_term(self.model, self.size)
-        kl.backward()
+        norm = kl = likelihood
+        with torch.set_grad_enabled(bool(self._learnables)):
+            for draw in range(max(1, draws)):
+                # Each batch moves the norm statistics once, however many draws look at it.
+                with self.model.rest() if draw else nullcontext():
+                    output = self._forward(images, noisy=draws > 0)
+                    loss = self.likelihood(output, step)
+                if loss is None:
+                    continue
+                loss = one_number(loss) / max(1, draws)
+                if self._learnables:
+                    loss.backward()  # a draw at a time: its activations are freed before the next
+                likelihood = likelihood + loss.detach()
+            if self._learnables:
+                kl = kl_term(self.model, self.size)
+                for penalty in (kl, *(keeper.penalty(self.model) for keeper in self.keepers)):
+                    if penalty is not None and penalty.requires_grad:
+                        penalty.backward()
+                norm = torch.nn.utils.get_total_norm([p.grad for p in self._learnables if p.grad is not None])
         entropy, balance = _spread(output.detach())
-        grads = [p.grad for group in self.optimiser.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
         # One transfer a step: on a GPU each number read is a wait.
         found = [t.detach().to(likelihood) for t in (likelihood, kl, entropy, balance, norm)]
         numbers: list[float] = torch.stack(found).tolist()
@@ -68,13 +80,28 @@ class Stepper:
         names = ("likelihood", "kl", "entropy", "balance")
         return {"loss": numbers[0] + numbers[1], **dict(zip(names, numbers, strict=False))}
 
+    def _forward(self, images: Tensor, noisy: bool) -> Tensor:
+        key = self.model.key
+        before, key.noisy = key.noisy, key.noisy and noisy
+        try:
+            return self.forward(images)
+        finally:
+            key.noisy = before
+
     def apply(self, number: int) -> float:
         """Make the step (the number-th of all) and return the learning rate of norm affine parameters."""
-        factor = (1 + 10 * number / self.total) ** -0.75
+        falling = self.model.options.adapt_schedule == "shot"
+        factor = (1 + 10 * number / self.total) ** -0.75 if falling else 1.0
         for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
+        for keeper in self.keepers:
+            keeper.gradients(self.model)
         self.optimiser.step()
         self.optimiser.zero_grad()
+        if isinstance(self.likelihood, Following):
+            self.likelihood.follow(self.model)
+        for keeper in self.keepers:
+            keeper.after(self.model, math.nan)
         return self.model.options.adapt_lr * factor
 
 
@@ -84,8 +111,8 @@ class Mark:
     def __init__(self, model: Perturbed, randomness: Randomness) -> None:
         self.model, self.randomness = model, randomness
         # References are enough: a moving average is a new tensor each time it moves.
-        layers = [policy.layer for policy in model.norms if policy.statistics == "moving"]
-        self._statistics = [(layer, layer.running_mean, layer.running_var) for layer in layers]
+        layers = [policy.layer for policy in model.norms if policy.statistics in ("moving", "domain")]
+        self._statistics = [(layer, dict(layer._buffers)) for layer in layers]
         self._step, self._random = model.key.step.clone(), randomness.state()
 
     def undo(self) -> None:
@@ -95,8 +122,8 @@ class Mark:
 
     def undo_model(self) -> None:
         """Put the model back; learnables have not changed, as gradients alone change nothing."""
-        for layer, mean, var in self._statistics:
-            layer.running_mean, layer.running_var = mean, var
+        for layer, buffers in self._statistics:
+            layer._buffers.update(buffers)
         self.model.key.step.copy_(self._step)
         for parameter in self.model.parameters():
             parameter.grad = None

@@ -1,39 +1,45 @@
 """Adapt a perturbed network to a domain: epochs over unlabelled images."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
-from undrift import _atomic
+from undrift import _atomic, methods
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._progress import Bar
 from undrift._resume import mark_of
 from undrift._run import Run
-from undrift._types import Likelihood, Refreshing
+from undrift._types import Keeper, Likelihood, Refreshing, Watching
 from undrift._unlabelled import Unlabelled, unlabelled_of
 from undrift.history import History
 from undrift.layers import evaluating
 from undrift.likelihood import Shot, as_likelihood
 from undrift.perturb import Perturbed
+from undrift.scheme import perturb_plain
 
 Keep = Literal["last", "best"]
 
 
 def adapt(
-    model: Perturbed,
+    model: nn.Module,
     unlabelled: Any,
     likelihood: Likelihood | Callable[..., Any] | None = None,
-    epochs: int = 15,
+    epochs: int | None = None,
     *,
-    batch_size: int = 64,
+    method: str | None = None,
+    batch_size: int | None = None,
     clean: Any = None,
     keep: Keep = "last",
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_steps: int | None = None,
+    keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
     progress: bool | None = None,
+    **settings: Any,
 ) -> History:
     """Adapt the model in place to a domain, and return what happened.
 
@@ -48,13 +54,15 @@ def adapt(
     After an error or Ctrl-C the model is usable: it stands at the last whole step.
 
     Args:
-        model: from `undrift.perturb`; not wrapped in DistributedDataParallel.
+        model: from `undrift.perturb`; not wrapped in DistributedDataParallel. With `method`, the plain network.
         unlabelled: a DataLoader, a Dataset, a tensor of images, a domain of `undrift.data`, a list of batches, or
             another iterable that gives batches every time. Of a tuple the first entry is the image, of a dict the one
             called so.
         likelihood: what is asked of the images; None is `undrift.Shot()`, the paper's offline choice.
-        epochs: passes over the images.
-        batch_size: where the batches are made here, from a Dataset, a tensor or a domain.
+        epochs: passes over the images; 15, or as the method has it.
+        method: a name of `undrift.methods.names("adapt")`; perturbs the plain network as that method does and asks what
+            it asks. `history.model` is the network it adapted.
+        batch_size: where the batches are made here, from a Dataset, a tensor or a domain; 64, or as the method has it.
         clean: the same images at the same places without augmentation, for pseudo-labels and the verdict; None takes
             `unlabelled` for both.
         keep: "last", or "best": the epoch that the label-free verdict likes best (costs a forward pass an epoch).
@@ -62,8 +70,10 @@ def adapt(
             for bit where it would have ended (augmentations in this process have to draw from torch's generators for
             that; in workers they may draw from any).
         checkpoint_steps: write it every so many steps as well.
+        keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: gives the order of batches made here; a CPU generator. Without it torch's global one seeds it.
         progress: show a bar; None shows it on a terminal only.
+        **settings: with `method`, options and settings of its likelihood or keepers by name, such as `features="fc1"`.
 
     Returns:
         The history; `history.verdict` says whether the network collapsed.
@@ -75,8 +85,31 @@ def adapt(
         >>> history = adapt(perturb(net), torch.rand(32, 3, 8, 8), epochs=2)
         >>> [row.epoch for row in history.epochs]
         [1, 2]
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.Linear(8, 3))
+        >>> history = adapt(net, torch.rand(32, 3, 2, 2), method="shot", epochs=1)
+        >>> history.model.remove() is net
+        True
     """
+    order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    if method is not None:
+        recipe = methods.get(method, "adapt")
+        if likelihood is not None or keepers:
+            raise OptionError(
+                f"method={method!r} brings its own likelihood and keepers, and others were given. Give one of the two."
+            )
+        parts = recipe.build(settings)
+        model = perturb_plain(model, parts.options, order)
+        likelihood, keepers = parts.likelihood, parts.keepers
+        epochs = recipe.epochs if epochs is None else epochs
+        batch_size = recipe.batch_size if batch_size is None else batch_size
+    elif settings:
+        raise OptionError(
+            f"{', '.join(settings)}: settings belong to a method, and none was named. Give method=…, or the options to "
+            "undrift.perturb."
+        )
+    epochs, batch_size = 15 if epochs is None else epochs, 64 if batch_size is None else batch_size
     _check_model(model)
+    assert isinstance(model, Perturbed)
     problems = [
         f"{name}={value!r} is {needed}"
         for name, value, needed, wrong in (
@@ -97,15 +130,17 @@ def adapt(
     if checkpoint is not None:
         _atomic.check(checkpoint)
     asked = as_likelihood(Shot() if likelihood is None else likelihood)
-    order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     data = unlabelled_of(unlabelled, batch_size, order)
     looked_at = data if clean is None else unlabelled_of(clean, batch_size, order)
     _check_places(asked, data, looked_at)
-    with evaluating(model):
+    with evaluating(model), ExitStack() as stack:
+        if isinstance(asked, Watching):
+            stack.enter_context(asked.watch(model))
         model.key.train()  # moving statistics move; everything else stays in eval mode
         try:
             mark = None if checkpoint is None else mark_of(unlabelled)
-            run = Run(model, data, looked_at, asked, epochs, keep == "best", checkpoint, checkpoint_steps, mark)
+            best = keep == "best"
+            run = Run(model, data, looked_at, asked, epochs, best, checkpoint, checkpoint_steps, mark, keepers)
             run.prepare()
             with Bar("adapt", epochs * data.steps, progress, done=run.steps_done) as bar:
                 return run.go(bar)

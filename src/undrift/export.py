@@ -14,6 +14,7 @@ from undrift._atomic import check, write_bytes
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._packing import written_by
 from undrift.file import domain_state
+from undrift.norm import Norm
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.select import plain_name
@@ -63,14 +64,16 @@ def mean_network(model: Perturbed) -> nn.Module:
     with model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
         state = dict(domain_state(model))
-    policies = {policy.name: policy for policy in model.norms}
+    held = {part.name: part for part in (*model.norms, *model.trained)}
     for name, layer in plain.named_modules():
-        policy = policies.get(plain_name(name))
-        if policy is None:
+        part = held.get(plain_name(name))
+        if part is None:
             continue
-        for own, tensor in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False)):
-            tensor.data = state[f"{policy.name}.{own}" if policy.name else own].detach().clone()
-        if policy.statistics == "batch":
+        for own in part.tensors():
+            tensor = layer._parameters.get(own, layer._buffers.get(own))
+            if tensor is not None:
+                tensor.data = state[f"{part.name}.{own}" if part.name else own].detach().clone()
+        if isinstance(part, Norm) and part.statistics == "batch":
             # Without kept statistics, a norm layer takes those of its batch in eval mode too.
             layer.running_mean = layer.running_var = None
             layer.track_running_stats = False

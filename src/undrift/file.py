@@ -25,7 +25,8 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | None =
     """Write what was learned about one domain, and return the file's size in bytes.
 
     Log-variances, norm affine and statistics, options, preprocessing, class names and the source network's
-    fingerprint, in one safetensors file; the source weights are not in it. It is written whole or not at all.
+    fingerprint, in one safetensors file; the source weights are not in it. Weights that were trained (option `train`)
+    are, and then it is as large as they are. It is written whole or not at all.
 
     Args:
         model: a perturbed network.
@@ -129,10 +130,10 @@ def load(
 def domain_state(model: Perturbed) -> dict[str, Tensor]:
     """Return the tensors that a domain is made of, by their names in a domain file: the model's own, not copies."""
     out: dict[str, Tensor] = {s.replace("/", ".") + LOG_VAR: n.log_var for s, n in model.noise.items()}  # type: ignore[misc]
-    for policy in model.norms:
+    for held in (*model.norms, *model.trained):
         # Inside off() the adapted set is the one that waits.
-        tensors = policy._tensors() if model.key.enabled else policy.away
-        prefix = f"{policy.name}." if policy.name else ""
+        tensors = held.tensors() if model.key.enabled else held.away
+        prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
     return out
 

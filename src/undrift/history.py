@@ -11,6 +11,7 @@ from typing import Any
 
 from undrift import _atomic
 from undrift._errors import DataError, UndriftError, UndriftWarning
+from undrift.perturb import Perturbed
 from undrift.verdict import Survey, Verdict
 
 PLOTTED = ("loss", "kl", "entropy", "balance")
@@ -53,6 +54,7 @@ class History:
         bad_images: places of images with NaN or infinity, skipped.
         bad_steps: steps not made because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
+        model: the network that was adapted; not part of what is saved.
     """
 
     steps: tuple[Row, ...] = ()
@@ -62,6 +64,7 @@ class History:
     bad_images: tuple[int, ...] = ()
     bad_steps: int = 0
     lone_batches: int = 0
+    model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def epochs(self) -> tuple[Row, ...]:
@@ -98,7 +101,8 @@ class History:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
-        plain = dataclasses.asdict(self)
+        plain = dataclasses.asdict(dataclasses.replace(self, model=None))
+        plain.pop("model")
         plain["epochs"] = [dataclasses.asdict(row) for row in self.epochs]
         plain["verdict"] = None if self.verdict is None else self.verdict.as_dict()
         return plain

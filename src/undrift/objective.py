@@ -2,9 +2,11 @@
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from undrift._errors import OptionError, UndriftError
+from undrift.layers import per_weight
 from undrift.perturb import Perturbed
 
 
@@ -14,7 +16,8 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
     0.5 * (log prior_var - log_var - 1 + exp(log_var) / prior_var)
 
     Each weight counts, however many share a variance. "mean" divides by the number of perturbed weights, "sum" is the
-    KL of the whole network.
+    KL of the whole network; without noise there is none. Where the weights themselves are trained (option `train`),
+    the mean of q moves away from the prior's, the source weight, and (w − w_s)² / (2 prior_var) is added.
     """
     if not isinstance(model, Perturbed):
         raise UndriftError(
@@ -23,10 +26,27 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
     if reduction not in ("mean", "sum"):
         raise OptionError(f"reduction={reduction!r} is not one of mean, sum.")
     noises = model.noises()
-    total = noises[0].kl()
-    for noise in noises[1:]:
+    total = model.key.step.new_zeros((), dtype=noises[0].log_var.dtype if noises else torch.float32)
+    for noise in noises:
         total = total + noise.kl().to(total.device)
-    return total / sum(n.weights for n in noises) if reduction == "mean" else total
+    for shift in _shifts(model):
+        total = total + shift.to(total.device)
+    return total / max(1, sum(n.weights for n in noises)) if reduction == "mean" else total
+
+
+def _shifts(model: Perturbed) -> list[Tensor]:
+    """Return Σ (w − w_s)² / (2 prior_var) of each weight that is both perturbed and trained."""
+    held = {id(part.layer): part for part in model.trained}
+    out = []
+    for noise, layer, name in model.weights:
+        part = held.get(id(layer))
+        now, source = layer._parameters.get(name), None if part is None else part.away.get(name)
+        if now is None or source is None:
+            continue
+        prior = noise.prior_var
+        prior = per_weight(layer, prior, now) if noise.sharing == "kernel" else prior
+        out.append(((now - source).square() / (2 * prior)).sum())
+    return out
 
 
 def kl_term(model: Perturbed, size: int | None = None) -> Tensor:

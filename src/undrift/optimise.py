@@ -1,4 +1,6 @@
-"""The optimiser of a perturbed network: log-variances and norm affine, each with its rate."""
+"""The optimiser of a network that adapts: log-variances, norm affine, weights and a likelihood's own, each its rate."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -8,28 +10,48 @@ from undrift.perturb import Perturbed
 from undrift.select import matching, plain_name
 
 
-def make_optimiser(model: Perturbed, kind: Optimiser, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
-    """Return the optimiser over all learnables, in four groups: log-variances or norm affine, fast or not.
+def make_optimiser(
+    model: Perturbed,
+    kind: Optimiser,
+    lr: float,
+    weight_decay: float = 0.0,
+    own: Iterable[nn.Parameter] = (),
+) -> torch.optim.Optimizer:
+    """Return the optimiser over all learnables, in groups: what they are, and whether they are fast.
 
     Weight decay never touches a log-variance: pulling it to 0 pulls σ to 1, far beyond any kernel.
+
+    Args:
+        own: parameters of the likelihood itself (a head of its own), trained along.
     """
     options = model.options
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    affine = {id(p) for policy in model.norms for p in policy.parameters()}
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_log_var = name.endswith("log_var")
+            is_log_var = name.endswith("log_var") and name.startswith("noise.")
             layer = name.removeprefix("noise.").replace("/", ".") if is_log_var else name.removeprefix("net.")
+            what = "log_var" if is_log_var else "affine" if id(parameter) in affine else "weights"
             fast = matching(plain_name(layer), options.fast) is not None
-            groups.setdefault((is_log_var, fast), []).append(parameter)
+            groups.setdefault((what, fast), []).append(parameter)
+    if own := [p for p in own if p.requires_grad]:
+        groups["own", False] = own
     settings = [
         {
             "params": parameters,
-            "name": ("log_var" if is_log_var else "affine") + (", fast" if fast else ""),
-            "lr": lr * (options.log_var_lr_scale if is_log_var else 1) * (options.fast_lr_scale if fast else 1),
-            "weight_decay": 0.0 if is_log_var else weight_decay,
+            "name": what + (", fast" if fast else ""),
+            "lr": lr * (options.log_var_lr_scale if what == "log_var" else 1) * (options.fast_lr_scale if fast else 1),
+            "weight_decay": 0.0 if what == "log_var" else weight_decay,
         }
-        for (is_log_var, fast), parameters in sorted(groups.items())
+        for (what, fast), parameters in sorted(groups.items())
     ]
+    # Nothing may change but statistics: an optimiser of nothing, whose steps do nothing.
+    settings = settings or [{"params": [], "name": "nothing", "lr": lr, "weight_decay": 0.0}]
     if kind == "adam":
-        return torch.optim.Adam(settings)
-    return torch.optim.SGD(settings, lr=lr, momentum=options.momentum)
+        return torch.optim.Adam(settings, lr=lr)
+    return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov)
+
+
+def learnables(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return every parameter that the optimiser moves."""
+    return [p for group in optimiser.param_groups for p in group["params"]]

@@ -18,10 +18,11 @@ Prior = Literal["adaptive", "isotropic"]
 Initial = Literal["fraction", "prior"]
 Estimator = Literal["local", "drawn"]
 Energy = Literal["square", "offset", "centred"]
-Statistics = Literal["source", "batch", "moving"]
+Statistics = Literal["source", "batch", "moving", "domain"]
 Reduction = Literal["bound", "mean"]
 Answer = Literal["samples", "before", "after"]
 Optimiser = Literal["adam", "sgd"]
+Schedule = Literal["shot", "constant"]
 
 TYPES = ("conv", "conv_transpose", "linear", "attention")
 
@@ -50,9 +51,10 @@ class Options:
     """
 
     # Which layers. Patterns are shell-style (`layer4.*`) and match a module's name or any parent's name.
-    layers: tuple[str, ...] = _option(("*",), "name patterns of the layers to perturb")
+    layers: tuple[str, ...] = _option(("*",), "name patterns of the layers to perturb; none of them: no noise at all")
     exclude: tuple[str, ...] = _option((), "name patterns of layers that get no noise")
     frozen: tuple[str, ...] = _option((), "name patterns left wholly alone: no noise, source norm state (a classifier)")
+    train: tuple[str, ...] = _option((), "name patterns of layers whose own weights are trained too; the paper: none")
     types: tuple[str, ...] = _option(TYPES, "kinds of layer to perturb: conv, conv_transpose, linear, attention")
     first: int | None = _option(None, "perturb only the first k of those layers", least=1)
     last: int | None = _option(None, "perturb only the last k of those layers", least=1)
@@ -78,7 +80,9 @@ class Options:
     energy_offset: float = _option(1e-2, "the constant of energy 'offset'", least=0)
 
     # What norm layers do.
-    norm_statistics: Statistics = _option("moving", "statistics: of the source, of the batch, or a moving average")
+    norm_statistics: Statistics = _option(
+        "moving", "statistics: source's, batch's, moving average, or mean over the domain"
+    )
     norm_momentum: float = _option(0.1, "weight of the new batch in the moving average", above=0, most=1)
     stream_norm_momentum: float = _option(0.4, "the same in a stream, which has to follow changes", above=0, most=1)
     norm_affine: bool = _option(True, "train scale and shift of the norm layers")
@@ -86,25 +90,30 @@ class Options:
     # What is asked.
     kl_reduction: Reduction = _option("bound", "KL summed over weights and divided by the data size, or its mean")
     kl_weight: float = _option(1.0, "factor before the KL", least=0)
-    train_samples: int = _option(1, "draws of the perturbation in an adaptation step", least=1)
+    train_samples: int = _option(1, "draws of the perturbation in an adaptation step; 0 is the mean network", least=0)
     test_samples: int = _option(10, "draws averaged in a prediction; 0 is the mean network", least=0)
     answer: Answer = _option("samples", "a stream's answer: test_samples draws after the step, or its own forward pass")
 
     # When and how fast.
     stream_optimiser: Optimiser = _option("adam", "optimiser of a stream")
     stream_lr: float = _option(5e-4, "learning rate of a stream", least=0)
+    stream_steps: int = _option(1, "steps a batch of a stream", least=1)
+    stream_split: int | None = _option(
+        None, "images that a stream adapts to at a time; None: the batch as it comes", least=1
+    )
     adapt_optimiser: Optimiser = _option("sgd", "optimiser over epochs")
     adapt_lr: float = _option(2e-3, "learning rate over epochs", least=0)
+    adapt_schedule: Schedule = _option("shot", "over epochs the rates fall as (1 + 10·progress)^−0.75, or stay")
     log_var_lr_scale: float = _option(1.0, "learning rate of log-variances over that of norm affine", least=0)
     fast: tuple[str, ...] = _option((), "name patterns of layers that learn faster (a new bottleneck)")
     fast_lr_scale: float = _option(10.0, "learning rate of those layers over the others'", least=0)
     momentum: float = _option(0.9, "momentum of SGD", least=0, most=1)
-    weight_decay: float = _option(
-        1e-3, "weight decay over epochs, on norm affine only, never on log-variances", least=0
-    )
+    nesterov: bool = _option(False, "SGD looks ahead (Nesterov)")
+    weight_decay: float = _option(1e-3, "weight decay over epochs, never on log-variances", least=0)
+    climb: float = _option(0.0, "radius of a climb before each step of a stream (sharpness-aware), 0: none", least=0)
 
     def __post_init__(self) -> None:
-        for name in ("layers", "exclude", "frozen", "types", "fast"):
+        for name in ("layers", "exclude", "frozen", "train", "types", "fast"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, (value,))

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from undrift import layers, norm, table
 from undrift._errors import CannotPerturb, UndriftError
+from undrift._swap import Trained
 from undrift.key import Key, count_traced
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
@@ -85,6 +86,7 @@ class Perturbed(nn.Module):
         options: every choice that was made.
         noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
         norms: the policy of each norm layer.
+        trained: the modules whose own weights are trained; the paper trains none.
         preprocess: what happens to an image before the network sees it, where it is known.
         classes: the names of the classes, in the order of the outputs, where they are known.
     """
@@ -107,11 +109,13 @@ class Perturbed(nn.Module):
         self.noise = nn.ModuleDict()
         self.choices = choices
         self.norms: list[norm.Norm] = []
+        self.trained: list[Trained] = []
+        self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
         root: nn.Module = getattr(net, "_orig_mod", net)  # a compiled network calls its original
         self._before: list[tuple[nn.Module, Hook]] = [(root, self.key.begin)]
         self._after: list[tuple[nn.Module, Hook]] = []
         self._make_noise(choices)
-        self._make_norms()
+        self._make_copies()
         self._after.append((root, self.key.end))
         self._attach()
         _live.add(self)
@@ -186,8 +190,8 @@ class Perturbed(nn.Module):
         """Freeze the weights, put the adapted norm state in, hook everything up."""
         self.key.enabled = True
         self._source.leave()
-        for policy in self.norms:
-            policy.exchange()
+        for held in (*self.norms, *self.trained):
+            held.exchange()
         # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
         # input that the layer will get, so it comes after. The order is the same after every off().
         for module, hook in self._before:
@@ -201,8 +205,8 @@ class Perturbed(nn.Module):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for policy in self.norms:
-            policy.exchange()
+        for held in (*self.norms, *self.trained):
+            held.exchange()
         self._source.restore()
 
     def _make_noise(self, choices: list[Choice]) -> None:
@@ -233,13 +237,15 @@ class Perturbed(nn.Module):
                     # Not by its own setter, which refuses layers called "keys" or "values".
                     self.noise._modules[slot(choice.name, name)] = noise
                     self.key.waiting[noise.number] = choice.name
+                    self.weights.append((noise, module, attribute))
                 noises[name] = by_weight[tied]
             hook: Hook = Rerun(layer, noises).drawn
             if layers.is_standard(layer):
                 hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
             self._after.append((layer, hook))
 
-    def _make_norms(self) -> None:
+    def _make_copies(self) -> None:
+        """Copy what adaptation changes of the network itself: norm layers, and weights where they are trained."""
         copies: dict[int, Tensor] = {}
         for name, layer in self.net.named_modules():
             if isinstance(layer, norm.KINDS):
@@ -249,6 +255,12 @@ class Perturbed(nn.Module):
                 self.norms.append(policy)
                 self._before.append((layer, policy.before))
                 self._after.append((layer, policy.after))
+            elif layer._parameters and self._is_trained(plain_name(name)):
+                self.trained.append(held := Trained(plain_name(name), layer))
+                held.copy(copies)
+
+    def _is_trained(self, name: str) -> bool:
+        return bool(matching(name, self.options.train)) and not matching(name, self.options.frozen)
 
 
 def slot(layer: str, weight: str) -> str:

@@ -51,7 +51,8 @@ def choose(net: nn.Module, options: Options) -> list[Choice]:
     if refusals:
         raise CannotPerturb("\n".join(refusals))
     chosen = _counted(candidates, options)
-    if all(c.why_not for c in chosen):
+    # layers=() asks for no noise at all: a scheme that changes norm layers or weights only.
+    if options.layers and all(c.why_not for c in chosen):
         found = ", ".join(f"{c.name}: {c.why_not}" for c in chosen) or "no convolution, linear or attention layer"
         raise CannotPerturb(f"nothing to perturb in {type(net).__name__}: {found}. Change layers=, exclude= or types=.")
     return chosen
@@ -83,7 +84,7 @@ def _counted(candidates: Sequence[Choice], options: Options) -> list[Choice]:
 
 
 def _check_patterns(options: Options, names: Sequence[str]) -> None:
-    for option in ("layers", "exclude", "frozen", "fast"):
+    for option in ("layers", "exclude", "frozen", "train", "fast"):
         for pattern in getattr(options, option):
             if not any(matching(name, [pattern]) for name in names):
                 raise OptionError(

@@ -1,20 +1,22 @@
 """Adaptation batch by batch, as images arrive: one answer and one step a batch."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from operator import length_hint
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from undrift import methods
 from undrift._batches import images_of, to_device
 from undrift._errors import DataError, OptionError
 from undrift._guard import Guard
 from undrift._online import Online
 from undrift._progress import Bar
 from undrift._stream_report import StreamReport
+from undrift._types import Keeper, Watching
 from undrift.layers import evaluating
 from undrift.likelihood import as_likelihood, entropy
 from undrift.optimise import make_optimiser
@@ -22,18 +24,23 @@ from undrift.options import Answer, _suggest
 from undrift.perturb import Perturbed
 from undrift.predict import average, finite_rows, some_logits
 from undrift.prediction import Prediction, entropy_of
+from undrift.scheme import perturb_plain
 
 
 def stream(
-    model: Perturbed,
+    model: nn.Module,
     batches: Iterable[Any],
-    likelihood: Callable[..., Any] = entropy,
+    likelihood: Callable[..., Any] | None = None,
     *,
+    method: str | None = None,
     answer: Answer | None = None,
     lr: float | None = None,
-    episodic: bool = False,
+    episodic: bool | None = None,
     guard: bool = False,
+    keepers: Sequence[Keeper] = (),
+    generator: torch.Generator | None = None,
     progress: bool = False,
+    **settings: Any,
 ) -> "Stream":
     """Return an iterator that adapts the network batch by batch and yields one `Prediction` a batch.
 
@@ -47,16 +54,23 @@ def stream(
     image in front of a 1×1 map raises; the state is untouched and the stream goes on with the next batch.
 
     Args:
-        model: a perturbed network. It belongs to the user between batches: flags, noise and gradients are as before.
+        model: a perturbed network; with `method`, a plain one. It belongs to the user between batches: flags, noise and
+            gradients are as before.
         batches: an iterable of batches (a loader, a camera); labels are not looked at.
-        likelihood: what is asked; a callable of logits, or of logits and step.
+        likelihood: what is asked; a callable of logits, or of logits and step. Default: `undrift.entropy`.
+        method: a name of `undrift.methods.names("stream")`; perturbs the plain network as that method does and asks
+            what it asks. `Stream.model.remove()` gives the network back.
         answer: "before", the noisy forward pass that gave the gradient; "after", one after the step; or "samples",
             test_samples draws after the step. Default: the option `answer`.
         lr: learning rate. Default: the option `stream_lr`.
-        episodic: start every batch from the state the stream started with, noise included.
+        episodic: start every batch from the state the stream started with, noise included. Default: no, or as the
+            method does.
         guard: put the network back to that state when it predicts far fewer classes than the source network does on the
             same images (see `undrift._guard`). Two more forward passes a batch.
+        keepers: what holds on to the source beside the KL (see `undrift.keep`).
+        generator: with `method`, makes the noise reproducible.
         progress: show a progress bar on a terminal.
+        **settings: with `method`, options and settings of its likelihood or keepers by name, such as `stream_lr=1e-4`.
 
     Examples:
         >>> import undrift
@@ -64,16 +78,33 @@ def stream(
         >>> camera = (torch.rand(4, 3, 2, 2) for _ in range(2))
         >>> [p.label.shape[0] for p in stream(undrift.perturb(net), camera)]
         [4, 4]
+        >>> [p.label.shape[0] for p in stream(net, [torch.rand(4, 3, 2, 2)], method="source")]
+        [4]
     """
-    if not isinstance(model, Perturbed):
-        raise OptionError(
-            f"model is a {type(model).__name__}; a stream adapts a perturbed network. "
-            "Perturb it first: undrift.stream(undrift.perturb(net), …)."
-        )
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise DataError(
             f"batches is a {type(batches).__name__}; a stream needs an iterable of batches. "
             "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's (domain.batches(200))."
+        )
+    if method is not None:
+        recipe = methods.get(method, "stream")
+        if likelihood is not None or keepers:
+            raise OptionError(
+                f"method={method!r} brings its own likelihood and keepers, and others were given. Give one of the two."
+            )
+        parts = recipe.build(settings)
+        model = perturb_plain(model, parts.options, generator)
+        likelihood, keepers = parts.likelihood, parts.keepers
+        episodic = recipe.episodic if episodic is None else episodic
+    elif settings:
+        raise OptionError(
+            f"{', '.join(settings)}: settings belong to a method, and none was named. Give method=…, or the options to "
+            "undrift.perturb."
+        )
+    if not isinstance(model, Perturbed):
+        raise OptionError(
+            f"model is a {type(model).__name__}; a stream adapts a perturbed network. "
+            'Perturb it first: undrift.stream(undrift.perturb(net), …); or name a method: method="tent".'
         )
     chosen = model.options.answer if answer is None else answer
     if chosen not in get_args(Answer):
@@ -82,10 +113,12 @@ def stream(
     rate = model.options.stream_lr if lr is None else lr
     if not 0 <= rate < float("inf"):
         raise OptionError(f"lr={rate!r} is not a number from 0 up. The paper's are 7e-5 to 1e-3.")
-    optimiser = make_optimiser(model, model.options.stream_optimiser, rate)
+    asked = as_likelihood(entropy if likelihood is None else likelihood)
+    own = asked.parameters() if isinstance(asked, nn.Module) else ()
+    optimiser = make_optimiser(model, model.options.stream_optimiser, rate, own=own)
     total = length_hint(batches) or None
-    online = Online(model, as_likelihood(likelihood), optimiser, Guard() if guard else None)
-    return Stream(online, iter(batches), chosen, episodic, Bar("stream", total) if progress else None)
+    online = Online(model, asked, optimiser, Guard() if guard else None, keepers)
+    return Stream(online, iter(batches), chosen, bool(episodic), Bar("stream", total) if progress else None)
 
 
 class Stream(Iterator[Prediction]):
@@ -106,6 +139,9 @@ class Stream(Iterator[Prediction]):
         self.latest: dict[str, float] = online.latest | {"entropy": math.nan, "balance": math.nan}
         self._batches = batches
         self._shown = ExitStack()
+        self._watched = ExitStack()
+        if isinstance(online.likelihood, Watching):
+            self._watched.enter_context(online.likelihood.watch(self.model))
 
     @property
     def report(self) -> StreamReport:
@@ -134,6 +170,12 @@ class Stream(Iterator[Prediction]):
         """Stop the progress bar. The network needs no closing."""
         self._shown.close()
 
+    def remove(self) -> nn.Module:
+        """End the stream and return the network as it was before it, with nothing attached."""
+        self.close()
+        self._watched.close()
+        return self.model.remove()
+
     def __enter__(self) -> "Stream":
         return self
 
@@ -152,6 +194,14 @@ class Stream(Iterator[Prediction]):
         self.online.load_state_dict(state)
 
     def _answer(self, images: Tensor) -> Prediction:
+        split = self.model.options.stream_split
+        if split is None or len(images) <= split:
+            return self._part(images, 0)
+        parts = images.split(split)
+        return Prediction.cat(self._part(part, number * split) for number, part in enumerate(parts))
+
+    def _part(self, images: Tensor, place: int) -> Prediction:
+        """Return the answer to images that the network adapts to together; `place` is their first's in the batch."""
         if self.episodic:
             self.online.reset()
         sound = finite_rows(images)
@@ -163,6 +213,8 @@ class Stream(Iterator[Prediction]):
             # Noise takes dropout's place: only moving statistics know that this is adaptation.
             with evaluating(self.model):
                 before = self.online.step(kept)
+                for _ in range(1, self.model.options.stream_steps):
+                    self.online.step(kept)
                 was_reset = self.online.watch(kept)
                 if self.answer == "before" and not was_reset:
                     prediction = Prediction.of(*before, sound)
@@ -175,7 +227,7 @@ class Stream(Iterator[Prediction]):
             }
         skipped = (~sound).nonzero()[:, 0].tolist()
         self.report.skipped += len(skipped)
-        self.report.skipped_at.extend(self.report.images + place for place in skipped)
+        self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
 
 

@@ -1,0 +1,135 @@
+"""A method: what may change × what is asked × when, and what holds on to the source."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from undrift._errors import OptionError
+from undrift._types import Keeper
+from undrift.options import Options, _suggest
+
+Loop = Literal["stream", "adapt"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A method made ready to run: its scheme, its likelihood and its keepers."""
+
+    options: Options
+    likelihood: Any
+    keepers: Sequence[Keeper] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table of methods.
+
+    Attributes:
+        name: what `method=` takes; with a variant, "name:variant".
+        title: its name in tables.
+        reference: who proposed it.
+        loops: "stream" (batch by batch), "adapt" (over epochs), or both.
+        options: what may change, with its authors' optimiser and rates.
+        likelihood: makes what is asked; its arguments are settings of the method.
+        keepers: make what holds on to the source; their arguments are settings too.
+        epochs: passes over the domain, and `batch_size` images a step there; `stream_batch` in a stream.
+        episodic: whether every batch of a stream starts from the source.
+        needs: what it needs beyond a source network and unlabelled images; "" for nothing.
+        source_free: whether it never looks at source data, nor needs a part of its own at source training.
+        ensemble: whether several networks answer together.
+        variants: settings by name, such as its authors' values for ImageNet.
+    """
+
+    name: str
+    title: str
+    reference: str
+    loops: tuple[Loop, ...]
+    options: Options
+    likelihood: Callable[..., Any]
+    keepers: tuple[Callable[..., Keeper], ...] = ()
+    epochs: int = 15
+    batch_size: int = 64
+    stream_batch: int = 200
+    episodic: bool = False
+    needs: str = ""
+    source_free: bool = True
+    ensemble: bool = False
+    variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    @property
+    def online(self) -> bool:
+        """Whether it answers batch by batch, as images arrive."""
+        return "stream" in self.loops
+
+    @property
+    def uncertainty(self) -> bool:
+        """Whether it knows a distribution over networks, and so mutual information."""
+        return bool(self.options.layers) or self.ensemble
+
+    @property
+    def changes(self) -> str:
+        """What may change, in words."""
+        options = self.options
+        parts = {
+            "norm statistics": options.norm_statistics != "source",
+            "norm affine": options.norm_affine,
+            "weights": bool(options.train),
+            "perturbation": bool(options.layers),
+        }
+        return " + ".join(name for name, on in parts.items() if on) or "nothing"
+
+    def variant(self, name: str) -> "Method":
+        """Return the method with the settings of a variant."""
+        if name not in self.variants:
+            known = ", ".join(self.variants) or "none"
+            raise OptionError(
+                f"{self.name} has no variant {name!r}{_suggest(name, self.variants)}; it has {known}. Leave it out."
+            )
+        values = dict(self.variants[name])
+        own = {f.name for f in fields(self)} - {"name", "options", "variants"}
+        mine = {key: values.pop(key) for key in list(values) if key in own}
+        chosen = values.pop("preset", self.options)
+        assert isinstance(chosen, Options)
+        names = {f.name for f in fields(Options)}
+        changes = {key: values.pop(key) for key in list(values) if key in names}
+        everything = {f.name: getattr(self, f.name) for f in fields(self)} | mine
+        everything |= {"name": f"{self.name}:{name}", "options": chosen.replace(**changes), "variants": {}}
+        return _With(**everything, given=values) if values else Method(**everything)
+
+    def settings(self) -> list[str]:
+        """Return the names of the settings that are not options: those of its likelihood and its keepers."""
+        return [name for make in (self.likelihood, *self.keepers) for name in _arguments(make)]
+
+    def build(self, settings: Mapping[str, object]) -> Parts:
+        """Return the method ready to run, with settings (options, or arguments of likelihood and keepers) changed."""
+        options = {f.name for f in fields(Options)}
+        known = {*options, *self.settings()}
+        for name in settings:
+            if name not in known:
+                raise OptionError(
+                    f"{self.name} has no setting {name!r}{_suggest(name, known)}. Beside the options "
+                    f"(docs/options.md) it takes {', '.join(self.settings()) or 'none'}."
+                )
+        chosen = self.options.replace(**{k: v for k, v in settings.items() if k in options})
+
+        def made(make: Callable[..., Any]) -> Any:
+            return make(**{k: v for k, v in settings.items() if k in _arguments(make)})
+
+        return Parts(chosen, made(self.likelihood), tuple(made(make) for make in self.keepers))
+
+
+@dataclass(frozen=True)
+class _With(Method):
+    """A method some of whose settings are given already."""
+
+    given: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, settings: Mapping[str, object]) -> Parts:
+        """Return the method ready to run; what the caller sets counts before what the variant does."""
+        return super().build({**self.given, **settings})
+
+
+def _arguments(make: Callable[..., Any]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in inspect.signature(make).parameters.values() if p.kind in kinds]

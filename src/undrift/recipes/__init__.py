@@ -1,0 +1,1 @@
+"""The methods' rows, a file for each family; `undrift.methods` lists them together."""

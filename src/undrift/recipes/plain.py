@@ -1,0 +1,74 @@
+"""Methods that need nothing but a scheme and a likelihood: the controls, Tent, SHOT, Bayes by backprop, and VMP."""
+
+from undrift._method import Method
+from undrift.likelihood import Shot, entropy
+from undrift.options import PAPER, RELEASED
+from undrift.scheme import AFFINE, BAYES, DOMAIN, NOTHING, STATISTICS, WEIGHTS
+
+_SHOT = {
+    "frozen": ("@classifier",),
+    "fast": ("@bottleneck",),
+    "norm_statistics": "moving",
+    "adapt_lr": 1e-3,
+    "weight_decay": 1e-3,
+    "nesterov": True,
+}
+# The paper's offline setting: SGD 2e-3, bottleneck 2e-2, the classifier left alone.
+_OFFLINE = {"frozen": ("@classifier",), "fast": ("@bottleneck",)}
+_PRESETS = {"paper": {"preset": PAPER}, "released": {"preset": RELEASED}}
+_PRESETS_OFFLINE = {
+    "paper": {"preset": PAPER.replace(**_OFFLINE)},
+    "released": {"preset": RELEASED.replace(**_OFFLINE, norm_statistics="moving")},
+}
+_VMP = "Jing, Zhen, Li, Snoek 2022"
+
+
+ROWS = (
+    Method("source", "Source model", "–", ("stream", "adapt"), NOTHING, lambda: entropy, epochs=1),
+    Method(
+        "norm-stats",
+        "Norm statistics (AdaBN, test-time BN)",
+        "Li et al. 2017; Nado et al. 2020",
+        ("stream", "adapt"),
+        STATISTICS,
+        lambda: entropy,
+        epochs=1,
+        variants={"domain": {"preset": DOMAIN}},
+    ),
+    Method(
+        "tent",
+        "Tent",
+        "Wang et al. 2021",
+        ("stream", "adapt"),
+        AFFINE.replace(stream_lr=1e-3, adapt_optimiser="adam", adapt_lr=1e-3, adapt_schedule="constant"),
+        lambda: entropy,
+        epochs=1,
+        batch_size=200,
+        variants={
+            "cifar100": {},
+            "imagenet": {"stream_optimiser": "sgd", "stream_lr": 2.5e-4, "stream_batch": 64},
+        },
+    ),
+    Method(
+        "tent-ft",
+        "Tent-FT (all weights)",
+        "Wang et al. 2021; Jing et al. 2022",
+        ("stream", "adapt"),
+        WEIGHTS.replace(stream_lr=1e-5, adapt_optimiser="adam", adapt_lr=1e-5, adapt_schedule="constant"),
+        lambda: entropy,
+        epochs=1,
+        batch_size=200,
+    ),
+    Method("shot", "SHOT", "Liang et al. 2020", ("adapt",), WEIGHTS.replace(**_SHOT), Shot),
+    Method("shot-bn", "SHOT-BN", "Liang et al. 2020; Jing et al. 2022", ("adapt",), AFFINE.replace(**_SHOT), Shot),
+    Method(
+        "bbb",
+        "Bayes by backprop",
+        "Blundell et al. 2015",
+        ("stream", "adapt"),
+        BAYES.replace(frozen=("@classifier",)),
+        lambda: entropy,
+    ),
+    Method("vmp", "VMP", _VMP, ("stream", "adapt"), PAPER, lambda: entropy, variants=_PRESETS),
+    Method("vmp-shot", "VMP + SHOT", _VMP, ("adapt",), PAPER.replace(**_OFFLINE), Shot, variants=_PRESETS_OFFLINE),
+)
