@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from undrift import layers, norm, table
+from undrift._compiler import guard_hooks
 from undrift._errors import CannotPerturb, UndriftError
 from undrift._swap import Trained
-from undrift.key import Key, count_traced
+from undrift.key import Key
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
 from undrift.select import Choice, choose, matching, plain_name
@@ -72,7 +73,7 @@ def perturb(
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
-    _guard_hooks()
+    guard_hooks()
     model = Perturbed(net, chosen, choices, generator)
     model.preprocess, model.classes = preprocess, None if classes is None else tuple(classes)
     return model
@@ -285,17 +286,3 @@ def _refuse_second(net: nn.Module) -> None:
                 "Use the perturbed network you have, or take it off first: net = model.remove(). A copy of a perturbed "
                 "network carries its noise; copy before perturbing, or copy the model and remove from that."
             )
-
-
-def _guard_hooks() -> None:
-    """Make torch.compile look at hooks before it runs a compiled network again.
-
-    By default Dynamo does not: a network compiled before it was perturbed, or a twin of its class, would run on without
-    noise. What was compiled under the old rule is forgotten once.
-    """
-    import torch._dynamo as dynamo
-
-    dynamo.assume_constant_result(count_traced)
-    if dynamo.config.skip_nnmodule_hook_guards:
-        dynamo.config.skip_nnmodule_hook_guards = False
-        dynamo.reset()

@@ -14,7 +14,6 @@ from torch import Tensor
 from undrift.adapt import adapt
 from undrift.data import TensorDomain
 from undrift.demo.setting import Setting, World
-from undrift.demo.shot import shot_all_weights
 from undrift.likelihood import Shot, entropy
 from undrift.likelihood.shot import move_statistics
 from undrift.metrics import Scores, Tally
@@ -153,8 +152,23 @@ def tent(world: World, setting: Setting, seed: int) -> Scored:
 
 
 def shot(world: World, setting: Setting, seed: int) -> Scored:
-    """SHOT on all weights but the classifier's."""
-    return scores(shot_all_weights(world, setting, seed), world, setting, seed)
+    """SHOT: all weights but the classifier's."""
+    history = adapt(
+        world.net,
+        world.target,
+        epochs=setting.epochs,
+        method="shot",
+        batch_size=setting.batch_size,
+        generator=generator(seed),
+        progress=False,
+        adapt_lr=setting.lr,
+    )
+    assert history.model is not None
+    try:
+        return scores(history.model, world, setting, seed)
+    finally:
+        history.model.remove()
+
 
 
 def without_noise(world: World, setting: Setting, seed: int) -> Scored:
