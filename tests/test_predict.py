@@ -29,7 +29,7 @@ class Scripted(nn.Module):
 def test_probabilities_entropy_and_mutual_information_by_hand() -> None:
     # Two draws, (3/4, 1/4) and (1/4, 3/4): their mean knows nothing, each of them something.
     net = Scripted(torch.tensor([[math.log(3), 0.0]]), torch.tensor([[0.0, math.log(3)]]))
-    p = predict(undrift.perturb(net), torch.zeros(3, 1), samples=2)
+    p = predict(undrift.perturb(net), torch.zeros(3, 1), samples=2, fold_limit=0)
     each = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     torch.testing.assert_close(p.probs, torch.full((3, 2), 0.5))
     torch.testing.assert_close(p.entropy, torch.full((3,), math.log(2)))
@@ -48,7 +48,7 @@ def test_temperature_divides_the_logits_of_each_draw() -> None:
 def test_ten_samples_by_default_and_as_many_as_the_options_say() -> None:
     for options, samples, calls in (({}, None, 10), ({"test_samples": 3}, None, 3), ({}, 4, 4), ({}, 0, 1)):
         net = Scripted(torch.zeros(1, 2))
-        predict(undrift.perturb(net, **options), torch.zeros(2, 1), samples)
+        predict(undrift.perturb(net, **options), torch.zeros(2, 1), samples, fold_limit=0)
         assert net.calls == calls
 
 
@@ -131,7 +131,7 @@ def test_only_one_draw_is_held_at_a_time() -> None:
             self.alive.append(weakref.ref(out))
             return out
 
-    predict(undrift.perturb(Watched()), torch.zeros(2, 1), samples=20)
+    predict(undrift.perturb(Watched()), torch.zeros(2, 1), samples=20, fold_limit=0)
     assert max(kept) <= 1
 
 
@@ -172,9 +172,11 @@ def test_a_prediction_can_be_joined_moved_and_abstained_on() -> None:
         ({"samples": 2.5}, "samples=2.5"),
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"mode": "quick"}, "mode='quick'"),
+        ({"fold_limit": -1}, "fold_limit=-1"),
     ],
 )
-def test_wrong_settings_are_named(settings: dict[str, float], what: str) -> None:
+def test_wrong_settings_are_named(settings: dict[str, object], what: str) -> None:
     with pytest.raises(undrift.OptionError, match=what):
         predict(undrift.perturb(convnet()), images(), **settings)  # type: ignore[arg-type]
 

@@ -13,7 +13,7 @@ from undrift._packing import written_by
 from undrift.data import FileDomain, TensorDomain
 from undrift.metrics import Tally
 from undrift.perturb import Perturbed
-from undrift.predict import predict
+from undrift.predict import Mode, predict
 from undrift.prediction import Prediction
 from undrift.report import Report, Result, Role
 
@@ -30,6 +30,7 @@ def evaluate(
     samples: int | None = None,
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
+    mode: Mode = "full",
 ) -> Report:
     """Return error, NLL, Brier and ECE of a network on labelled images: one domain, or several by name.
 
@@ -42,6 +43,7 @@ def evaluate(
         samples: draws averaged a prediction; 0 is the mean network, None what the options say.
         temperature: divides the logits.
         generator: a generator or a seed makes the draws reproducible.
+        mode: "full" draws, or "fast" (see `undrift.predict`).
 
     Examples:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -51,13 +53,13 @@ def evaluate(
     """
     named = data if isinstance(data, Mapping) else {"target": data}
     domains = {n: d.batches(100) if isinstance(d, FileDomain | TensorDomain) else d for n, d in named.items()}
-    ask = _ask(model, samples, temperature, generator)
+    ask = _ask(model, samples, temperature, generator, mode)
     results = tuple(_result(name, ask, loader) for name, loader in domains.items())
     if not results:
         raise DataError(
             "no domains were given; needed: a loader, or a mapping from names to loaders. Give at least one."
         )
-    return Report("offline", results, _about(model, samples, temperature))
+    return Report("offline", results, _about(model, samples, temperature, mode))
 
 
 def evaluate_generalized(
@@ -69,6 +71,7 @@ def evaluate_generalized(
     samples: int | None = None,
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
+    mode: Mode = "full",
 ) -> Report:
     """Return how an adapted network does on its target and still does on its source, with their harmonic mean.
 
@@ -81,9 +84,9 @@ def evaluate_generalized(
         source: labelled images of the source that the source network was not trained on.
         task: what to call it, such as "photo → sketch".
     """
-    ask = _ask(model, samples, temperature, generator)
+    ask = _ask(model, samples, temperature, generator, mode)
     results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task))
-    return Report("generalized", results, _about(model, samples, temperature))
+    return Report("generalized", results, _about(model, samples, temperature, mode))
 
 
 def evaluate_continual(
@@ -95,6 +98,7 @@ def evaluate_continual(
     samples: int | None = None,
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
+    mode: Mode = "full",
 ) -> Report:
     """Return the error along a stream of domains, and what the network forgot of its source meanwhile.
 
@@ -113,7 +117,7 @@ def evaluate_continual(
         generator: makes the draws on the source images reproducible.
     """
     results: list[Result] = []
-    ask = _ask(model, samples, temperature, generator)
+    ask = _ask(model, samples, temperature, generator, mode)
     if source is not None:
         results.append(_before(model, source, temperature))
     tallies = {name: Tally() for name in domains}
@@ -139,7 +143,7 @@ def evaluate_continual(
     results += [Result(name, tally.scores(), tally.reliability()) for name, tally in tallies.items()]
     if source is not None:
         results.append(_result("source", ask, source, "source"))
-    return Report("continual", tuple(results), _about(model, samples, temperature))
+    return Report("continual", tuple(results), _about(model, samples, temperature, mode))
 
 
 def labels_of(item: Any) -> Tensor:
@@ -158,13 +162,19 @@ def labels_of(item: Any) -> Tensor:
     return found
 
 
-def _ask(model: nn.Module, samples: int | None, temperature: float, generator: torch.Generator | int | None) -> Ask:
+def _ask(
+    model: nn.Module,
+    samples: int | None,
+    temperature: float,
+    generator: torch.Generator | int | None,
+    mode: Mode = "full",
+) -> Ask:
     """Return what maps images to predictions."""
     if isinstance(generator, int):
         generator = torch.Generator().manual_seed(generator)  # goes on from batch to batch: each has noise of its own
 
     def ask(images: Tensor) -> Prediction:
-        prediction = predict(model, images, samples, generator=generator, temperature=temperature)
+        prediction = predict(model, images, samples, generator=generator, temperature=temperature, mode=mode)
         names, outputs = getattr(model, "classes", None), prediction.probs.shape[1]
         if isinstance(model, Perturbed) and names is not None and len(names) != outputs:
             raise DataError(
@@ -201,10 +211,11 @@ def _images(domains: Mapping[str, Loader], waiting: "deque[tuple[str, Tensor]]")
             yield images_of(item)
 
 
-def _about(model: nn.Module, samples: int | None, temperature: float) -> dict[str, Any]:
+def _about(model: nn.Module, samples: int | None, temperature: float, mode: Mode) -> dict[str, Any]:
     about: dict[str, Any] = {"undrift": written_by(), "temperature": temperature, "network": type(model).__name__}
     if isinstance(model, Perturbed):
         about["network"] = type(model.net).__name__
+        about["mode"] = mode
         about["samples"] = model.options.test_samples if samples is None else samples
         about["options"] = model.options.as_dict()
     return about

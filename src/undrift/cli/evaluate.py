@@ -18,6 +18,7 @@ from undrift.options import Options
 
 if TYPE_CHECKING:
     from undrift.data import Batches
+    from undrift.predict import Mode
 
 SETTINGS = ("offline", "generalized", "continual")
 
@@ -50,6 +51,7 @@ def run(
     plot: Annotated[Path | None, typer.Option(help="The report as a picture.", metavar="FILE.png")] = None,
     preset: Annotated[str, typer.Option(help="Options to start from (continual): paper or released.")] = "paper",
     samples: Samples = None,
+    mode: Annotated[str, typer.Option(help="full: all draws; fast: two and a half passes in their place.")] = "full",
     temperature: Temperature = "1",
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
@@ -84,6 +86,7 @@ def run(
         check_label_range(each, outputs)
     loaders = {name: each.batches(batch_size) for name, each in domains.items()}
     clean: Batches[Any] | None = None if held is None else held.batches(batch_size)
+    how: Mode = mode  # type: ignore[assignment]  # predict says what is wrong with it
     if chosen == "continual":
         perturbed = open_perturbed(opened, domain, preset, options, seed)
         report = evaluate_continual(
@@ -99,6 +102,7 @@ def run(
             ),
             source=clean,
             samples=samples,
+            mode=how,
             generator=seed,
         )
     else:
@@ -108,10 +112,10 @@ def run(
             task = f"{Path(str(source)).name} → {names[0]}"
             (loader,) = loaders.values()
             report = evaluate_generalized(
-                network, loader, clean, task=task, samples=samples, temperature=heat, generator=seed
+                network, loader, clean, task=task, samples=samples, temperature=heat, generator=seed, mode=how
             )
         else:
-            report = evaluate(network, loaders, samples=samples, temperature=heat, generator=seed)
+            report = evaluate(network, loaders, samples=samples, temperature=heat, generator=seed, mode=how)
     session.say(str(report))
     wrote = []
     for path, write in ((out, report.save), (plot, report.plot)):
