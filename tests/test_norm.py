@@ -177,3 +177,18 @@ def test_norm_layers_called_by_keyword() -> None:
 
     for statistics in ("source", "batch", "moving"):
         assert undrift.perturb(ByKeyword(), norm_statistics=statistics)(images()).shape == (6, 2, 8, 8)
+
+
+def test_train_statistics_normalise_by_the_batch_in_a_step_and_by_the_average_at_rest() -> None:
+    """As PyTorch's own train and eval modes do."""
+    torch.manual_seed(0)
+    layer, twin = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    x = torch.randn(5, 3, 4, 4) + 1
+    model = undrift.perturb(nn.Sequential(layer), layers=(), norm_statistics="train")
+    model.key.train()
+    torch.testing.assert_close(model(x), twin.train()(x))
+    torch.testing.assert_close(layer.running_mean, twin.running_mean)
+    torch.testing.assert_close(layer.running_var, twin.running_var)
+    with model.rest():
+        torch.testing.assert_close(model(2 * x), twin.eval()(2 * x))
+    assert torch.equal(model.remove()[0].running_mean, torch.zeros(3))  # type: ignore[index]

@@ -32,6 +32,7 @@ from undrift.prediction import Prediction
 from undrift.report import Report, join
 from undrift.stream import Stream, stream
 from undrift.temperature import temperature
+from undrift.together import together
 from undrift.train import SourceHeader, Trained, TrainOptions, load_source, read_header, train_preset, train_source
 from undrift.verdict import Verdict
 
@@ -82,6 +83,7 @@ __all__ = [
     "save",
     "stream",
     "temperature",
+    "together",
     "train_preset",
     "train_source",
     "zoo",

@@ -2,12 +2,11 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from undrift._adapted import fill_likelihood, likelihood_state, moving_by, restore, snapshot
@@ -19,7 +18,7 @@ from undrift._types import Answering, Following, Keeper, Likelihood, Step
 from undrift.fingerprint import fingerprint
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
-from undrift.optimise import learnables
+from undrift.optimise import climbed, learnables, weights_moved
 from undrift.perturb import Perturbed
 from undrift.predict import forward
 from undrift.prediction import entropy_of
@@ -47,9 +46,10 @@ class Online:
         self.seen = 0
         self.report = StreamReport()
         self.latest: dict[str, float] = dict.fromkeys(("loss", "likelihood", "kl"), math.nan)
-        self._learnables = learnables(optimiser)
         for keeper in self.keepers:
             keeper.start(model)
+        # A keeper may take parts of the network out of what is trained.
+        self._learnables = [p for p in learnables(optimiser) if p.requires_grad]
         self._start = snapshot(model)
         self._start_likelihood = copy.deepcopy(likelihood_state(likelihood))
         self._identity: dict[str, Any] | None = None
@@ -78,6 +78,7 @@ class Online:
                         self.optimiser.zero_grad()
                         _, _, norm = self._gradient(images, second=True)
                 why_not = "nothing asked of it" if norm is None else self._why_not(norm)
+                taken = norm is None
             if why_not is None:
                 with uninterrupted():
                     self._take()
@@ -105,6 +106,7 @@ class Online:
         for keeper in self.keepers:
             if (why := keeper.after(self.model, self.latest["likelihood"])) is not None:
                 self.report.reset(why)
+        weights_moved()
 
     def _gradient(self, images: Tensor, second: bool = False) -> tuple[Tensor, Tensor, float | None]:
         """Leave the objective's gradient in the parameters; return mean softmax, mean entropy, and its norm."""
@@ -178,6 +180,7 @@ class Online:
     def reset(self) -> None:
         """Put the start state back: learnables, norm state, noise, optimiser, and what likelihood and keepers saw."""
         restore(self.model, self._start)
+        weights_moved()
         self.optimiser.state.clear()
         self.seen = 0
         fill_likelihood(self.likelihood, copy.deepcopy(self._start_likelihood), self.model)
@@ -197,6 +200,7 @@ class Online:
             "report": self.report.state_dict(),
             "guard": None if self.guard is None else self.guard.state_dict(),
             "likelihood": copy.deepcopy(likelihood_state(self.likelihood)),
+            "start likelihood": copy.deepcopy(self._start_likelihood),
             "keepers": [copy.deepcopy(keeper.state_dict()) for keeper in self.keepers],
         }
 
@@ -228,29 +232,13 @@ class Online:
         except PerturbationMismatch:
             restore(self.model, kept)
             raise
+        weights_moved()
         self._start = {name: state["start"][name].to(tensor) for name, tensor in kept.items()}
         self.seen = state["seen"]
         self.report.load_state_dict(state["report"])
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
         fill_likelihood(self.likelihood, copy.deepcopy(state.get("likelihood", {})), self.model)
+        self._start_likelihood = copy.deepcopy(state.get("start likelihood", self._start_likelihood))
         for keeper, kept_state in zip(self.keepers, state.get("keepers", []), strict=True):
             keeper.load_state_dict(copy.deepcopy(kept_state))
-
-
-@contextmanager
-def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]:
-    """Move the parameters by `radius` along their gradient (one norm over all), and back bit for bit at the end."""
-    before = [p.detach().clone() for p in parameters]
-    with torch.no_grad():
-        grads = [p.grad for p in parameters if p.grad is not None]
-        scale = radius / (get_total_norm(grads) + 1e-12)
-        for p in parameters:
-            if p.grad is not None:
-                p.add_(p.grad * scale)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, before, strict=True):
-                p.copy_(value)

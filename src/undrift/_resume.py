@@ -35,13 +35,18 @@ def mark_of(images: Any) -> str | None:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
+def _shown(part: object) -> str:
+    # Functions print with an address that the next process does not have.
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
+
+
 def identity(run: "Run") -> dict[str, Any]:
     """Return what two parts of one run have in common."""
     return {
         "source network": fingerprint(run.model),
         **run.model.options.as_dict(),
-        # Functions print with an address that the next process does not have.
-        "likelihood": re.sub(r" at 0x[0-9a-fA-F]+", "", repr(run.likelihood)),
+        "likelihood": _shown(run.likelihood),
+        "keepers": [_shown(keeper) for keeper in run.stepper.keepers],
         "epochs": run.epochs,
         "keep best": run.keep_best,
         "images": run.data.size,

@@ -20,6 +20,7 @@ from undrift._step import Mark, Stepper, uninterrupted
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift._unlabelled import Unlabelled
 from undrift.history import History, Row
+from undrift.norm import MOVING
 from undrift.options import Statistics
 from undrift.perturb import Perturbed
 from undrift.verdict import Survey, Verdict, better, same_answers, survey
@@ -131,7 +132,7 @@ class Run:
             batch = next(batches, None)
             if batch is None:
                 return False
-            lone = len(batch[1]) == 1 and self._looks_at_batches("batch", "moving", "domain")
+            lone = len(batch[1]) == 1 and self._looks_at_batches("batch", *MOVING)
             numbers = None if lone or not len(batch[1]) else self.stepper.gradients(*batch, before)
             if numbers is None:
                 mark.undo_model()

@@ -13,8 +13,9 @@ from undrift._outputs import logits
 from undrift._random import Randomness
 from undrift._types import Following, Keeper, Likelihood, Step
 from undrift.likelihood import one_number
+from undrift.norm import MOVING
 from undrift.objective import kl_term
-from undrift.optimise import learnables, make_optimiser
+from undrift.optimise import learnables, make_optimiser, weights_moved
 from undrift.perturb import Perturbed
 
 
@@ -98,6 +99,7 @@ class Stepper:
             keeper.gradients(self.model)
         self.optimiser.step()
         self.optimiser.zero_grad()
+        weights_moved()
         if isinstance(self.likelihood, Following):
             self.likelihood.follow(self.model)
         for keeper in self.keepers:
@@ -111,7 +113,7 @@ class Mark:
     def __init__(self, model: Perturbed, randomness: Randomness) -> None:
         self.model, self.randomness = model, randomness
         # References are enough: a moving average is a new tensor each time it moves.
-        layers = [policy.layer for policy in model.norms if policy.statistics in ("moving", "domain")]
+        layers = [policy.layer for policy in model.norms if policy.statistics in MOVING]
         self._statistics = [(layer, dict(layer._buffers)) for layer in layers]
         self._step, self._random = model.key.step.clone(), randomness.state()
 

@@ -30,8 +30,10 @@ def fingerprint(net: nn.Module) -> str:
         with net.off() as source:
             return fingerprint(source)
     digest = hashlib.sha256()
+    parameters = {plain_name(name) for name, _ in net.named_parameters()}
     for name, tensor in sorted(source_tensors(net).items()):
-        if not name.endswith(_RESTLESS):
+        # A weight norm's weight_v is a parameter, and part of what the network is.
+        if name in parameters or not name.endswith(_RESTLESS):
             digest.update(f"{name}{list(tensor.shape)}\n".encode())
             digest.update(_values(name, tensor))
     return digest.hexdigest()

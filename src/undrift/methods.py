@@ -11,9 +11,11 @@ another benchmark ("tent:imagenet").
 from undrift._errors import OptionError
 from undrift._method import Loop, Method
 from undrift.options import _suggest
-from undrift.recipes import plain
+from undrift.recipes import offline, online, plain, prepared
 
-METHODS: dict[str, Method] = {row.name: row for rows in (plain.ROWS,) for row in rows}
+METHODS: dict[str, Method] = {
+    row.name: row for rows in (plain.ROWS, online.ROWS, offline.ROWS, prepared.ROWS) for row in rows
+}
 
 __all__ = ["METHODS", "Method", "get", "names", "table"]
 

@@ -15,6 +15,10 @@ from undrift.options import Options, Statistics
 KINDS: tuple[type[nn.Module], ...] = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
+MOVING: tuple[Statistics, ...] = ("moving", "domain", "train")
+"""Policies that keep statistics which move while the network adapts."""
+
+
 class Norm(Swapped):
     """The policy of one norm layer, and the source's state of it.
 
@@ -51,16 +55,18 @@ class Norm(Swapped):
             return
         self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
-        if self.statistics == "batch":
+        moves = self.statistics in MOVING and self.key.mode()[1]
+        batch = self.statistics == "batch" or (self.statistics == "train" and moves)
+        if batch:
             self._refuse_single(x)
-        elif self.statistics in ("moving", "domain") and self.key.mode()[1]:
+        if moves:
             self._move(layer, x)
         self.flags = {"training": layer.training, "track_running_stats": bool(layer.track_running_stats)}
         batch_norm = isinstance(layer, _BatchNorm)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages.
-        layer.training = self.statistics == "batch" and batch_norm
-        layer.track_running_stats = self.statistics != "batch"
+        layer.training = batch and batch_norm
+        layer.track_running_stats = not batch
 
     def after(self, _layer: Any, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Give the layer its own flags back."""

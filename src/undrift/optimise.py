@@ -1,9 +1,11 @@
 """The optimiser of a network that adapts: log-variances, norm affine, weights and a likelihood's own, each its rate."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from undrift.options import Optimiser
 from undrift.perturb import Perturbed
@@ -55,3 +57,31 @@ def make_optimiser(
 def learnables(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return every parameter that the optimiser moves."""
     return [p for group in optimiser.param_groups for p in group["params"]]
+
+
+@contextmanager
+def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]:
+    """Move the parameters by `radius` along their gradient (one norm over all), and back bit for bit at the end."""
+    before = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        grads = [p.grad for p in parameters if p.grad is not None]
+        scale = radius / (get_total_norm(grads) + 1e-12)
+        for p in parameters:
+            if p.grad is not None:
+                p.add_(p.grad * scale)
+    weights_moved()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, value in zip(parameters, before, strict=True):
+                p.copy_(value)
+        weights_moved()
+
+
+def weights_moved() -> None:
+    """Say that weights have changed in place, to autocast: it keeps its casts of them to the end of its block.
+
+    A stream inside one long block would answer with its first weights for ever.
+    """
+    torch.clear_autocast_cache()

@@ -18,7 +18,7 @@ Prior = Literal["adaptive", "isotropic"]
 Initial = Literal["fraction", "prior"]
 Estimator = Literal["local", "drawn"]
 Energy = Literal["square", "offset", "centred"]
-Statistics = Literal["source", "batch", "moving", "domain"]
+Statistics = Literal["source", "batch", "moving", "domain", "train"]
 Reduction = Literal["bound", "mean"]
 Answer = Literal["samples", "before", "after"]
 Optimiser = Literal["adam", "sgd"]
@@ -81,7 +81,7 @@ class Options:
 
     # What norm layers do.
     norm_statistics: Statistics = _option(
-        "moving", "statistics: source's, batch's, moving average, or mean over the domain"
+        "moving", "source's, batch's, moving average, mean over the domain; train: batch's in steps, average at rest"
     )
     norm_momentum: float = _option(0.1, "weight of the new batch in the moving average", above=0, most=1)
     stream_norm_momentum: float = _option(0.4, "the same in a stream, which has to follow changes", above=0, most=1)

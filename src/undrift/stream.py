@@ -76,9 +76,10 @@ def stream(
         >>> import undrift
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
         >>> camera = (torch.rand(4, 3, 2, 2) for _ in range(2))
-        >>> [p.label.shape[0] for p in stream(undrift.perturb(net), camera)]
+        >>> model = undrift.perturb(net)
+        >>> [p.label.shape[0] for p in stream(model, camera)]
         [4, 4]
-        >>> [p.label.shape[0] for p in stream(net, [torch.rand(4, 3, 2, 2)], method="source")]
+        >>> [p.label.shape[0] for p in stream(model.remove(), [torch.rand(4, 3, 2, 2)], method="source")]
         [4]
     """
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
@@ -114,11 +115,16 @@ def stream(
     if not 0 <= rate < float("inf"):
         raise OptionError(f"lr={rate!r} is not a number from 0 up. The paper's are 7e-5 to 1e-3.")
     asked = as_likelihood(entropy if likelihood is None else likelihood)
-    own = asked.parameters() if isinstance(asked, nn.Module) else ()
-    optimiser = make_optimiser(model, model.options.stream_optimiser, rate, own=own)
-    total = length_hint(batches) or None
-    online = Online(model, asked, optimiser, Guard() if guard else None, keepers)
-    return Stream(online, iter(batches), chosen, bool(episodic), Bar("stream", total) if progress else None)
+    with ExitStack() as watched:
+        if isinstance(asked, Watching):
+            # First of all: a likelihood may make parameters of its own once it sees the network.
+            watched.enter_context(asked.watch(model))
+        own = asked.parameters() if isinstance(asked, nn.Module) else ()
+        optimiser = make_optimiser(model, model.options.stream_optimiser, rate, own=own)
+        total = length_hint(batches) or None
+        online = Online(model, asked, optimiser, Guard() if guard else None, keepers)
+        bar = Bar("stream", total) if progress else None
+        return Stream(online, iter(batches), chosen, bool(episodic), bar, watched.pop_all())
 
 
 class Stream(Iterator[Prediction]):
@@ -134,14 +140,20 @@ class Stream(Iterator[Prediction]):
             log C) of the last batch.
     """
 
-    def __init__(self, online: Online, batches: Iterator[Any], answer: Answer, episodic: bool, bar: Bar | None) -> None:
+    def __init__(
+        self,
+        online: Online,
+        batches: Iterator[Any],
+        answer: Answer,
+        episodic: bool,
+        bar: Bar | None,
+        watched: ExitStack,
+    ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
         self.latest: dict[str, float] = online.latest | {"entropy": math.nan, "balance": math.nan}
         self._batches = batches
         self._shown = ExitStack()
-        self._watched = ExitStack()
-        if isinstance(online.likelihood, Watching):
-            self._watched.enter_context(online.likelihood.watch(self.model))
+        self._watched = watched
 
     @property
     def report(self) -> StreamReport:

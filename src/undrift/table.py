@@ -30,14 +30,15 @@ class Totals:
 
     log_variances: int
     norm_affine: int
+    trained: int
     weights: int
     learnable_bytes: int
     network_bytes: int
 
     @property
     def learnables(self) -> int:
-        """Log-variances and norm affine together."""
-        return self.log_variances + self.norm_affine
+        """Log-variances, norm affine and trained weights together."""
+        return self.log_variances + self.norm_affine + self.trained
 
     @property
     def unshared(self) -> int:
@@ -49,12 +50,14 @@ def totals(model: "Perturbed") -> Totals:
     """Return the exact counts of what the model learns."""
     noises = model.noises()
     affine = {id(p): p for policy in model.norms for p in policy.parameters() if p.requires_grad}.values()
+    trained = {id(p): p for part in model.trained for p in part.parameters() if p.requires_grad}.values()
     own = {id(t): t for t in (*model.net.parameters(), *model.net.buffers())}.values()
     return Totals(
         log_variances=sum(n.log_var.numel() for n in noises),
         norm_affine=sum(p.numel() for p in affine),
+        trained=sum(p.numel() for p in trained),
         weights=sum(n.weights for n in noises),
-        learnable_bytes=sum(n.log_var.nbytes for n in noises) + sum(p.nbytes for p in affine),
+        learnable_bytes=sum(n.log_var.nbytes for n in noises) + sum(p.nbytes for p in (*affine, *trained)),
         network_bytes=sum(t.nbytes for t in own),
     )
 
@@ -124,9 +127,10 @@ def summary(model: "Perturbed") -> str:
     """Return the totals as one line."""
     t = totals(model)
     perturbed = sum(c.why_not is None for c in model.choices)
+    weights = f" + {t.trained:,} weights" if t.trained else ""
     return (
         f"{perturbed} of {len(model.choices)} layers perturbed: {t.learnables:,} learnables = {t.log_variances:,} "
-        f"log-variances + {t.norm_affine:,} norm affine ({t.unshared:,} with a variance a weight); "
+        f"log-variances + {t.norm_affine:,} norm affine{weights} ({t.unshared:,} with a variance a weight); "
         f"{_size(t.learnable_bytes)} beside a network of {_size(t.network_bytes)}"
     )
 

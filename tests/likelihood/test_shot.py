@@ -10,7 +10,8 @@ import undrift
 from support import convnet, images, same, snapshot
 from undrift._types import Refreshing, Step
 from undrift.likelihood import Consistency, Information, Shot
-from undrift.likelihood.shot import pseudo_labels, watching
+from undrift.likelihood.features import watching
+from undrift.likelihood.shot import pseudo_labels
 
 
 def domain(count: int = 12, batch: int = 5) -> list[tuple[Tensor, Tensor]]:

@@ -5,10 +5,34 @@ what else it may look at. Any function of the logits alone fits too. One that lo
 epoch has a `refresh` as well.
 """
 
+from undrift.likelihood.augment import Augment
 from undrift.likelihood.consistency import Consistency
+from undrift.likelihood.cotta import Cotta
 from undrift.likelihood.entropy import entropy
+from undrift.likelihood.gsfda import Gsfda
+from undrift.likelihood.historical import Hcl
 from undrift.likelihood.information import Information
+from undrift.likelihood.neighbours import Aad, Nrc
+from undrift.likelihood.reliable import ReliableEntropy
+from undrift.likelihood.roid import Roid
+from undrift.likelihood.rotation import Rotation
 from undrift.likelihood.shot import Shot
 from undrift.likelihood.wrap import as_likelihood, one_number
 
-__all__ = ["Consistency", "Information", "Shot", "as_likelihood", "entropy", "one_number"]
+__all__ = [
+    "Aad",
+    "Augment",
+    "Consistency",
+    "Cotta",
+    "Gsfda",
+    "Hcl",
+    "Information",
+    "Nrc",
+    "ReliableEntropy",
+    "Roid",
+    "Rotation",
+    "Shot",
+    "as_likelihood",
+    "entropy",
+    "one_number",
+]

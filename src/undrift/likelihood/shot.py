@@ -1,24 +1,20 @@
 """SHOT: information maximisation, and pseudo-labels from class centroids (Liang et al. 2020)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from undrift._batches import to_device
-from undrift._errors import DataError, OptionError
-from undrift._outputs import logits as logits_of
-from undrift._types import Step
+from undrift._errors import OptionError
+from undrift._types import Batches, Step
 from undrift.layers import evaluating
+from undrift.likelihood.features import look
 from undrift.likelihood.information import Information
-from undrift.options import _suggest
+from undrift.norm import MOVING
 from undrift.perturb import Perturbed
-from undrift.select import plain_name
-
-Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 
 class Shot:
@@ -105,24 +101,10 @@ class Shot:
             self.changed = float((self.labels != labels)[indices].float().mean())
         self.labels = labels
 
-    @torch.no_grad()
     def _look(self, model: Perturbed, batches: Batches) -> tuple[Tensor, Tensor, Tensor]:
         """Return index, features and softmax of every image of the domain, on the CPU."""
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
-        with evaluating(model), model.mean(), watching(model.net, self.features) as seen:
-            for indices, images in batches():
-                logits = logits_of(model(to_device(images, model)))
-                if not seen:
-                    raise OptionError(
-                        f"features={self.features!r}: the network never called that submodule. "
-                        "Name one that its forward pass calls, such as the layer before the classifier."
-                    )
-                parts.append((indices.cpu(), seen.pop().flatten(1).float().cpu(), logits.softmax(1).float().cpu()))
-                seen.clear()
-        if not parts:
-            raise DataError("the domain has no batch; pseudo-labels need at least one image. Check the loader.")
-        indices, features, probs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return indices, features, probs
+        indices, features, probs = look(model, batches, self.features)
+        return indices, features.float().cpu(), probs.float().cpu()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed adaptation needs: the labels; and that statistics have seen the domain."""
@@ -179,35 +161,8 @@ def move_statistics(model: Perturbed, batches: Batches) -> None:
             'statistics_first with norm_statistics="source": statistics that stay the source\'s cannot be adapted. '
             'Perturb with norm_statistics="moving", or leave statistics_first out.'
         )
-    if model.options.norm_statistics == "moving":
+    if model.options.norm_statistics in MOVING:
         with evaluating(model), model.mean():
             model.key.training = True
             for _, images in batches():
                 model(to_device(images, model))
-
-
-@contextmanager
-def watching(net: nn.Module, name: str | None) -> Iterator[list[Tensor]]:
-    """Give a list that takes up the features of each forward pass."""
-    modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
-    seen: list[Tensor] = []
-    if name is None and "bottleneck" not in modules:
-        linear = [m for m in modules.values() if isinstance(m, nn.Linear)]
-        if not linear:
-            raise OptionError(
-                f"{type(net).__name__} has neither a submodule called bottleneck nor a linear layer to take the "
-                f"features from. Name one: features=…, of {', '.join(modules)[:300]}."
-            )
-        handle = linear[-1].register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach()))
-    else:
-        wanted = name or "bottleneck"
-        if wanted not in modules:
-            raise OptionError(
-                f"features={wanted!r} names no submodule{_suggest(wanted, modules)}. "
-                f"The network has {', '.join(modules)[:300] or 'none'}."
-            )
-        handle = modules[wanted].register_forward_hook(lambda _m, _args, output: seen.append(output.detach()))
-    try:
-        yield seen
-    finally:
-        handle.remove()

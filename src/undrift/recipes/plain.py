@@ -8,7 +8,7 @@ from undrift.scheme import AFFINE, BAYES, DOMAIN, NOTHING, STATISTICS, WEIGHTS
 _SHOT = {
     "frozen": ("@classifier",),
     "fast": ("@bottleneck",),
-    "norm_statistics": "moving",
+    "norm_statistics": "train",
     "adapt_lr": 1e-3,
     "weight_decay": 1e-3,
     "nesterov": True,

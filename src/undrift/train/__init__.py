@@ -18,8 +18,10 @@ Read `_run.py` first, then `_loop.py`.
 """
 
 from ._loop import Epoch
+from ._rotation import train_rotation
 from ._run import Trained, train_source
 from ._source import SourceHeader, load_source, read_header
+from ._swag import collect_moments
 from .options import TrainOptions, train_preset
 
 __all__ = [
@@ -27,8 +29,10 @@ __all__ = [
     "SourceHeader",
     "TrainOptions",
     "Trained",
+    "collect_moments",
     "load_source",
     "read_header",
     "train_preset",
+    "train_rotation",
     "train_source",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,15 @@ from undrift._errors import OptionError
 from ._frames import Frames, Normalise, cut, draw
 from ._schedule import make_optimiser, set_rate
 from .options import TrainOptions
+
+
+@runtime_checkable
+class AsksMore(Protocol):
+    """A network whose training asks more of its images than their labels."""
+
+    def more_loss(self, images: Tensor) -> Tensor:
+        """Return what is added to the loss of these images, as the network sees them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,9 @@ class Loop:
             with self._autocast():
                 logits = self._forward(images)
             loss = F.cross_entropy(logits.float(), labels, label_smoothing=options.label_smoothing)
+            if isinstance(self.network, AsksMore):
+                with self._autocast():
+                    loss = loss + self.network.more_loss(images)
             self.optimiser.zero_grad(set_to_none=True)
             loss.backward()
             self.optimiser.step()

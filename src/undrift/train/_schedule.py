@@ -17,7 +17,8 @@ from .options import Schedule, TrainOptions
 def factor(schedule: Schedule, progress: float, warmup: float = 0.25) -> float:
     """Return what the highest learning rate is multiplied by at `progress` p from 0 to 1.
 
-    one_cycle: p/w up to p = w, then ½(1 + cos π(p − w)/(1 − w)); cosine: ½(1 + cos πp); inverse: (1 + 10p)^-0.75.
+    one_cycle: p/w up to p = w, then ½(1 + cos π(p − w)/(1 − w)); cosine: ½(1 + cos πp); inverse: (1 + 10p)^-0.75;
+    steps: a tenth from p = 1/2 and a hundredth from p = 5/6 on.
 
     Examples:
         >>> factor("inverse", 0.0), round(factor("inverse", 1.0), 3), factor("one_cycle", 0.25)
@@ -29,6 +30,8 @@ def factor(schedule: Schedule, progress: float, warmup: float = 0.25) -> float:
         return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
     if schedule == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "steps":
+        return 0.1 ** ((progress >= 1 / 2) + (progress >= 5 / 6))
     return (1 + 10 * progress) ** -0.75 if schedule == "inverse" else 1.0
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 from undrift._errors import OptionError
 from undrift.options import _option, _problem, _suggest
 
-Schedule = Literal["one_cycle", "cosine", "inverse", "constant"]
+Schedule = Literal["one_cycle", "cosine", "inverse", "steps", "constant"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Compiled = Literal["auto", "on", "off"]
 
@@ -37,7 +37,9 @@ class TrainOptions:
 
     # How fast: SGD with Nesterov momentum.
     lr: float = _option(0.2, "highest learning rate", above=0)
-    schedule: Schedule = _option("one_cycle", "rise and cosine fall, cosine fall, SHOT's (1 + 10p)^-0.75, or constant")
+    schedule: Schedule = _option(
+        "one_cycle", "rise and cosine fall, cosine fall, SHOT's (1 + 10p)^-0.75, TTT's steps, or none"
+    )
     warmup: float = _option(0.25, "share of the steps in which 'one_cycle' rises", above=0)
     momentum: float = _option(0.9, "Nesterov momentum", above=0)
     weight_decay: float = _option(5e-4, "weight decay, on every parameter", least=0)

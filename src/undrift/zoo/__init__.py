@@ -4,24 +4,33 @@
 `preprocess` says what its images must look like.
 
     >>> from undrift import zoo
-    >>> zoo.names()
-    ('digits', 'resnet50', 'resnet50_v1', 'resnext29', 'shot_resnet50', 'shot_resnet50_v1', 'wrn28_10', 'wrn40_2')
+    >>> ", ".join(zoo.names())
+    'digits, resnet26_gn, resnet50, resnet50_v1, resnext29, shot_resnet50, shot_resnet50_v1, wrn28_10, wrn40_2'
     >>> network = zoo.build("wrn40_2", classes=10)
 """
 
 from ._digits import digits
+from ._gsfda import Masks, compensate, mask_scale, masked, masked_loss, masks_of
 from ._registry import build, load, names, preprocess, transfer
 from ._resnet import resnet50
 from ._resnext import resnext29
 from ._shot import shot_resnet50
+from ._ttt import resnet26_gn
 from ._wideresnet import wrn28_10, wrn40_2
 
 __all__ = [
+    "Masks",
     "build",
+    "compensate",
     "digits",
     "load",
+    "mask_scale",
+    "masked",
+    "masked_loss",
+    "masks_of",
     "names",
     "preprocess",
+    "resnet26_gn",
     "resnet50",
     "resnext29",
     "shot_resnet50",

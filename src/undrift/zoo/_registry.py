@@ -17,6 +17,7 @@ from ._digits import digits
 from ._resnet import resnet50
 from ._resnext import resnext29
 from ._shot import shot_resnet50
+from ._ttt import resnet26_gn
 from ._wideresnet import wrn28_10, wrn40_2
 
 
@@ -46,6 +47,7 @@ _HALVES = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 _ENTRIES: dict[str, Entry] = {
     "digits": Entry(digits, GREY, 10),
+    "resnet26_gn": Entry(resnet26_gn, RAW, 10),
     "resnet50": Entry(resnet50, IMAGENET, 1000),
     "resnet50_v1": Entry(partial(resnet50, v1=True), IMAGENET, 1000, v1=True),
     "resnext29": Entry(resnext29, _HALVES, 100, "classifier.weight"),

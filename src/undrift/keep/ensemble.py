@@ -1,0 +1,27 @@
+"""Weights that are drawn back to the source a little after each step (ROID's weight ensembling)."""
+
+import torch
+
+from undrift._errors import OptionError
+from undrift._types import Keeper, named_learnables, named_sources
+from undrift.perturb import Perturbed
+
+
+class Ensemble(Keeper):
+    """After each step θ = ensemble · θ + (1 − ensemble) · θ_source, for all that is trained but log-variances.
+
+    Args:
+        ensemble: what is kept of the adapted value; ROID's is 0.99.
+    """
+
+    def __init__(self, ensemble: float = 0.99) -> None:
+        if not 0 <= ensemble <= 1:
+            raise OptionError(f"ensemble={ensemble!r} is not in [0, 1]. ROID's is 0.99; 1 never goes back.")
+        self.ensemble = ensemble
+
+    @torch.no_grad()
+    def after(self, model: Perturbed, loss: float) -> None:  # noqa: ARG002
+        """Draw the network back to its source."""
+        sources = named_sources(model)
+        for name, parameter in named_learnables(model).items():
+            parameter.lerp_(sources[name].to(parameter), 1 - self.ensemble)

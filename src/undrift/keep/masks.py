@@ -1,0 +1,64 @@
+"""What G-SFDA leaves alone of a network, by way of its gradients."""
+
+from torch import nn
+
+from undrift._types import Keeper, named_learnables
+from undrift.norm import KINDS
+from undrift.options import Options
+from undrift.perturb import Perturbed
+from undrift.scheme import resolved
+from undrift.select import matching, plain_name
+from undrift.zoo._gsfda import masks_of
+
+_SHORTCUTS = ("*downsample*", "*shortcut*")
+
+
+class MaskedGradients(Keeper):
+    """Keeps what the source's mask uses: gradients behind and before the masked features are multiplied by 1 − mask_0.
+
+    Scale and shift of the stem's norm layer and of shortcuts (`downsample`) get no gradient at all, and so no weight
+    decay; nor does the masks' embedding unless `train_masks`: the authors train the backbone's `bn*`, a name that in
+    their network only the layers inside blocks have.
+
+    Args:
+        features: name of the submodule behind which the masks are; None is "bottleneck".
+        train_masks: let the embedding of the network's own masks be trained (VisDA).
+    """
+
+    def __init__(self, features: str | None = None, train_masks: bool = False) -> None:
+        self.features, self.train_masks = features, train_masks
+        self._rows: list[nn.Parameter] = []
+        self._columns: list[nn.Parameter] = []
+
+    def start(self, model: Perturbed) -> None:
+        """Sort the learnables: in the bottleneck, in the classifier, left alone as long as the network is perturbed."""
+        masks, inside = masks_of(model), (self.features or "bottleneck",)
+        last = resolved(model.net, Options(frozen=("@classifier",))).frozen
+        norms = [plain_name(n) for n, m in model.net.named_modules() if isinstance(m, KINDS)]
+        stem = next((n for n in norms if not matching(n, (*inside, *last))), None)
+        self._rows, self._columns = [], []
+        for name, parameter in named_learnables(model).items():
+            layer = plain_name(name.removeprefix("net.")).rpartition(".")[0]
+            if masks is not None and parameter is masks.embedding:
+                continue  # it is saved with what was learned, though it may get no gradient
+            if matching(layer, inside):
+                self._rows.append(parameter)
+            elif matching(layer, last):
+                self._columns.append(parameter)
+            elif layer == stem or matching(layer, _SHORTCUTS):
+                parameter.requires_grad_(False)
+
+    def gradients(self, model: Perturbed) -> None:
+        """Multiply the gradients by what the source does not use."""
+        masks = masks_of(model)
+        assert masks is not None
+        free = 1 - masks.masks()[1].detach()  # row 1: the source's, on a network that adapts
+        # By shape: a bottleneck may have inner layers, and a classifier has a bias (and lengths, under weight norm).
+        for parameter in self._rows:
+            if parameter.grad is not None and len(parameter) == len(free):
+                parameter.grad.mul_(free.view(-1, *(1,) * (parameter.ndim - 1)))
+        for parameter in self._columns:
+            if parameter.grad is not None and parameter.ndim == 2 and parameter.shape[1] == len(free):
+                parameter.grad.mul_(free)
+        if not self.train_masks:
+            masks.embedding.grad = None

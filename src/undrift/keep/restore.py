@@ -1,0 +1,53 @@
+"""Single weights that fall back to the source's by chance after each step (CoTTA's stochastic restoration)."""
+
+from statistics import NormalDist
+from typing import Any
+
+import torch
+
+from undrift._errors import OptionError
+from undrift._seeded import draw_keys, own_generator
+from undrift._types import Keeper, named_learnables, named_sources
+from undrift.key import normal
+from undrift.perturb import Perturbed
+
+
+class Restore(Keeper):
+    """After each step every single trained number is, with probability `restore`, the source's again.
+
+    Args:
+        restore: that probability; CoTTA's is 0.01 on CIFAR, 0.001 on ImageNet.
+        seed: of the choice; without it torch's global generator gives one.
+    """
+
+    def __init__(self, restore: float = 0.01, seed: int | None = None) -> None:
+        if not 0 <= restore < 1:
+            raise OptionError(f"restore={restore!r} is not in [0, 1). CoTTA's is 0.01, 0.001 on ImageNet.")
+        self.restore = restore
+        self._generator = own_generator(seed)
+        self._first = self._generator.get_state()
+
+    @torch.no_grad()
+    def after(self, model: Perturbed, loss: float) -> None:  # noqa: ARG002
+        """Put some numbers back."""
+        if self.restore == 0:
+            return
+        sources, trained = named_sources(model), named_learnables(model)
+        below = NormalDist().inv_cdf(self.restore)  # a standard normal number is below it with that probability
+        keys = draw_keys(self._generator, len(trained), model.key.step.device)
+        for key, (name, parameter) in zip(keys, trained.items(), strict=True):
+            chosen = normal(key.to(parameter.device), (1, parameter.numel())).view(parameter.shape) < below
+            parameter.copy_(torch.where(chosen, sources[name].to(parameter), parameter))
+
+    def reset(self) -> None:
+        """Choose again as from the start."""
+        self._generator.set_state(self._first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the choice stands, and where it began."""
+        return {"generator": self._generator.get_state(), "first": self._first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._generator.set_state(state["generator"].cpu())
+        self._first = state["first"].cpu()

@@ -1,0 +1,27 @@
+"""Parts of the network that are not trained, though their norm layers see the target's statistics (SAR's layer4)."""
+
+from collections.abc import Sequence
+
+from undrift._types import Keeper, named_learnables
+from undrift.perturb import Perturbed
+from undrift.select import matching, plain_name
+
+
+class Still(Keeper):
+    """Leave what is named untrained: its values stay the source's bit for bit, and no climb moves them.
+
+    The option `frozen` also gives norm layers the source's statistics back; this does not. A name that the network does
+    not have means nothing. It holds for as long as the network is perturbed.
+
+    Args:
+        still: name patterns, as in `frozen`.
+    """
+
+    def __init__(self, still: str | Sequence[str] = ()) -> None:
+        self.still = (still,) if isinstance(still, str) else tuple(still)
+
+    def start(self, model: Perturbed) -> None:
+        """Take what is named out of what is trained."""
+        for name, parameter in named_learnables(model).items():
+            if matching(plain_name(name.removeprefix("net.")), self.still):
+                parameter.requires_grad_(False)

@@ -1,0 +1,80 @@
+"""The features that a network has of its images: what a named submodule gives, or what its last layer is given."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from undrift._batches import to_device
+from undrift._errors import DataError, OptionError
+from undrift._outputs import logits as logits_of
+from undrift._types import Batches
+from undrift.layers import evaluating
+from undrift.options import _suggest
+from undrift.perturb import Perturbed
+from undrift.select import plain_name
+
+
+@contextmanager
+def watching(net: nn.Module, name: str | None) -> Iterator[deque[Tensor]]:
+    """Give a queue that holds the features of the latest forward pass, with their gradient.
+
+    Args:
+        name: of the submodule whose output is the features. None takes "bottleneck" where the network has one, else the
+            input of its last linear layer.
+    """
+    modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
+    seen: deque[Tensor] = deque(maxlen=1)  # a look at a whole domain must not pile up features that nobody takes
+    if name is None and "bottleneck" not in modules:
+        linear = [m for m in modules.values() if isinstance(m, nn.Linear)]
+        if not linear:
+            raise OptionError(
+                f"{type(net).__name__} has neither a submodule called bottleneck nor a linear layer to take the "
+                f"features from. Name one: features=…, of {', '.join(modules)[:300]}."
+            )
+        handle = linear[-1].register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    else:
+        module = named(net, name or "bottleneck")
+        handle = module.register_forward_hook(lambda _m, _args, output: seen.append(output))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def named(net: nn.Module, name: str) -> nn.Module:
+    """Return the submodule that gives the features."""
+    modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
+    if name not in modules:
+        raise OptionError(
+            f"features={name!r} names no submodule{_suggest(name, modules)}. "
+            f"The network has {', '.join(modules)[:300] or 'none'}."
+        )
+    return modules[name]
+
+
+def latest(seen: deque[Tensor], name: str | None) -> Tensor:
+    """Return the features of the latest forward pass, a row an image, in float32 or better; they are taken out."""
+    if not seen:
+        raise OptionError(
+            f"features={name!r}: the network never called that submodule. "
+            "Name one that its forward pass calls, such as the layer before the classifier."
+        )
+    features = seen.pop().flatten(1)
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
+@torch.no_grad()
+def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return index (on the CPU), features and softmax of every image of the domain, under the mean network."""
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    with evaluating(model), model.mean(), watching(model.net, name) as seen:
+        for indices, images in batches():
+            logits = logits_of(model(to_device(images, model)))
+            parts.append((indices.cpu(), latest(seen, name), logits.softmax(1)))
+    if not parts:
+        raise DataError("the domain has no batch; a likelihood that looks at it needs at least one image. Check it.")
+    indices, features, probs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return indices, features, probs

@@ -1,0 +1,116 @@
+"""G-SFDA: neighbours under a mask of its own for each domain (Yang et al. 2021)."""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift._batches import device_of, to_device
+from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._types import Batches, Step
+from undrift.layers import evaluating
+from undrift.likelihood.features import named, watching
+from undrift.likelihood.neighbours import Remembering, balance
+from undrift.perturb import Perturbed
+from undrift.zoo._gsfda import Masks, masks_of
+
+
+@dataclass(eq=False, kw_only=True)
+class Gsfda(Remembering):
+    """Agreement with K neighbours, under the target's mask; and class balance.
+
+        mean_i −Σ_k ln(p_i·s_k) + Σ_c p̄_c ln(p̄_c + 1e-5)
+
+    The banks are written *after* the search: what was known of an image before is a candidate, and none is dropped.
+    (The authors mean to blank the batch's rows for the search, and blank a copy.) The features are the masked ones.
+
+    The masks belong to source training (`undrift.zoo.masked`, `undrift.zoo.masked_loss`). A network without gets random
+    ones behind its features, with a warning: they cut half of the features off and show how the method runs, not how
+    well. They come and go with the adaptation; `remove()` gives the plain network.
+
+    Args:
+        features: name of the submodule behind which the masks are, or are put; None is "bottleneck".
+        neighbours: K.
+        epsilon: constant under the logarithm of the mean prediction.
+    """
+
+    neighbours: int = 2
+    epsilon: float = 1e-5
+    attached: Masks | None = field(init=False, repr=False, default=None)  # masks that are not the network's own
+
+    def most(self) -> int:
+        """Return K: an image is no neighbour that would be dropped."""
+        return self.neighbours
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of one batch."""
+        places, features, p = self.batch(logits, step)
+        near = self.banks.nearest(features, self.neighbours)
+        agreement = (p.unsqueeze(1) * self.banks.tensors()[1][near]).sum(2)
+        self.banks.write(places, features, p.detach())
+        # Two predictions without a common class underflow to 0, whose logarithm has no gradient.
+        attraction = agreement.clamp_min(torch.finfo(agreement.dtype).tiny).log().sum(1)
+        return -attraction.mean() + balance(p, self.epsilon)
+
+    def refresh(self, model: Perturbed, batches: Batches) -> None:
+        """Turn the target's mask on and fill the banks, before the first epoch only."""
+        if self._network != model.key.ident:
+            if masks_of(model) is None:
+                self._attach(model, self._width(model, batches))
+            self._exchange(model)
+        super().refresh(model, batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed adaptation needs: the banks, and masks that are not the network's own."""
+        return {
+            **super().state_dict(),
+            "embedding": None if self.attached is None else self.attached.embedding.detach(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
+        """Go on from a state; `model` is the network that was restored with it."""
+        super().load_state_dict(state, model)
+        if (embedding := state["embedding"]) is not None:
+            masks = masks_of(model) or self._attach(model, embedding.shape[1])
+            masks.embedding.data.copy_(embedding)
+
+    @torch.no_grad()
+    def _width(self, model: Perturbed, batches: Batches) -> int:
+        name = self.features or "bottleneck"
+        with evaluating(model), model.mean(), watching(model.net, name) as seen:
+            for _, images in batches():
+                model(to_device(images, model))
+                return int(seen.pop().shape[1])
+        raise DataError("the domain has no batch; G-SFDA needs at least one image. Check the loader.")
+
+    def _attach(self, model: Perturbed, width: int) -> Masks:
+        """Put untrained masks behind the features, as part of the perturbation."""
+        module = named(model.net, self.features or "bottleneck")
+        masks = Masks(width).to(device_of(model)).requires_grad_(False)
+        with model.off():  # hooks go on again, with one more, at the end
+            model.masks = self.attached = masks
+            model._after.append((module, masks.behind_with_kwargs))
+        warnings.warn(
+            f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
+            "Random ones were put on, so this run tests the machinery only. Train the source with undrift.zoo.masked "
+            "and undrift.zoo.masked_loss.",
+            UndriftWarning,
+            stacklevel=2,
+        )
+        return masks
+
+    def _exchange(self, model: Perturbed) -> None:
+        """Put the target's mask in the place of the source's, in the copy of the embedding that adapts."""
+        masks = masks_of(model)
+        if masks is None or masks is model._modules.get("masks"):
+            return
+        source = next((held.away["embedding"] for held in model.trained if held.layer is masks), None)
+        if source is None:
+            raise OptionError(
+                "the network's masks are not among what is trained, so the target's could not be saved with it; "
+                "G-SFDA trains the module that gives the features. Name it: train=(…, '@classifier')."
+            )
+        if torch.equal(source, masks.embedding):  # else it was adapted before
+            masks.embedding.data.copy_(source.detach().flip(0))

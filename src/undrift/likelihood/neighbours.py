@@ -1,0 +1,189 @@
+"""Neighbours: images that lie together should be called the same (NRC, Yang et al. 2021; AaD, Yang et al. 2022).
+
+Both keep banks of the whole domain, filled once in eval mode before the first step. A batch's rows are overwritten
+*before* its neighbours are looked for, so each image is its own nearest, and is dropped. ℓ(p, s) = −p·s: the authors
+give `kl_div` p where it wants ln p, which adds a constant Σ s ln s and takes the logarithm away.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undrift._batches import device_of
+from undrift._errors import OptionError
+from undrift._types import Batches, Step
+from undrift.likelihood.banks import Banks
+from undrift.likelihood.features import latest, look, watching
+from undrift.perturb import Perturbed
+
+
+@dataclass(eq=False, kw_only=True)
+class Remembering:
+    """A likelihood with banks of the domain: fills them once, watches features, lets a batch count after its step.
+
+    Args:
+        features: name of the submodule whose output, flattened, is the features. None takes "bottleneck" where the
+            network has one, else the input of its last linear layer.
+    """
+
+    features: str | None = None
+    banks: Banks = field(init=False, repr=False, default_factory=Banks)
+    _seen: "deque[Tensor] | None" = field(init=False, repr=False, default=None)
+    _network: int | None = field(init=False, repr=False, default=None)  # whose domain the banks hold
+
+    def __post_init__(self) -> None:
+        wrong = [f"{n}={v!r}" for n, v in vars(self).items() if "neighbours" in n and v is not None and v < 1]
+        if wrong:
+            raise OptionError(f"{', '.join(wrong)}: needed: at least one neighbour. Its authors take 2 to 5.")
+
+    def most(self) -> int:
+        """Return how many images the domain must hold."""
+        raise NotImplementedError
+
+    @contextmanager
+    def watch(self, model: Perturbed) -> Iterator[None]:
+        """Keep the features of each forward pass within reach."""
+        with watching(model.net, self.features) as self._seen:
+            try:
+                yield
+            finally:
+                self._seen = None
+
+    def refresh(self, model: Perturbed, batches: Batches) -> None:
+        """Fill the banks, before the first epoch only."""
+        if self._network != model.key.ident:
+            self.banks.fill(*look(model, batches, self.features), self.most())
+            self._network = model.key.ident
+
+    def follow(self, model: Perturbed) -> None:  # noqa: ARG002
+        """Let the batch of the step that was made count."""
+        self.banks.keep()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed adaptation needs: the banks."""
+        return self.banks.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
+        """Go on from a state; `model` is the network that was restored with it."""
+        self.banks.load_state_dict(state, device_of(model))
+        self._network = None if self.banks.features is None else model.key.ident
+
+    def batch(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the batch's places, its normalised features without a gradient, and its softmax with one."""
+        if step.indices is None or self._seen is None or self.banks.features is None:
+            raise OptionError(
+                f"{type(self).__name__} has no banks for this batch; it looks at a whole domain before the first "
+                "epoch, and at the features of each batch. Use it with undrift.adapt."
+            )
+        self.banks.undo()  # of a step that was begun and not made, or of another draw of this step
+        features = F.normalize(latest(self._seen, self.features).detach(), dim=1)
+        return step.indices, features, logits.softmax(1)
+
+
+@dataclass(eq=False, kw_only=True)
+class Nrc(Remembering):
+    """Agreement with K neighbours, weighted by reciprocity, and with M neighbours of each; and class balance.
+
+        mean_i −[Σ_k A_ik p_i·s_k + 0.1 Σ_k Σ_m p_i·s_km] + Σ_c p̄_c ln(p̄_c + 1e-5)
+
+    A_ik = 1 where i is among the M nearest of its k-th neighbour, else 0.1. Image i itself stays among the k·m: the
+    authors' weight for that is commented out.
+
+    Args:
+        features: see `Remembering`.
+        neighbours: K.
+        second_neighbours: M.
+        late_neighbours: K in the second half of all steps; None keeps K.
+        late_second_neighbours: M there.
+        one_sided: A of a neighbour that does not have i among its own.
+        ring: weight of the neighbours' neighbours.
+        epsilon: constant under the logarithm.
+
+    Examples:
+        >>> Nrc(neighbours=2, second_neighbours=3, late_neighbours=None, late_second_neighbours=None).most()
+        4
+    """
+
+    neighbours: int = 3
+    second_neighbours: int = 2
+    late_neighbours: int | None = 5
+    late_second_neighbours: int | None = 4
+    one_sided: float = 0.1
+    ring: float = 0.1
+    epsilon: float = 1e-5
+
+    def most(self) -> int:
+        """Return one more than the largest K or M: the first found is the image itself."""
+        late = (self.late_neighbours, self.late_second_neighbours)
+        return 1 + max(self.neighbours, self.second_neighbours, *(n or 0 for n in late))
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of one batch."""
+        places, features, p = self.batch(logits, step)
+        self.banks.write(places, features, p.detach())
+        first = _now(self.neighbours, self.late_neighbours, step)
+        second = _now(self.second_neighbours, self.late_second_neighbours, step)
+        near = self.banks.nearest(features, first + 1)[:, 1:]
+        features_bank, probs, _ = self.banks.tensors()
+        far = self.banks.nearest(features_bank[near.flatten()], second + 1)[:, 1:].unflatten(0, near.shape)
+        reciprocal = (far == places.to(far.device)[:, None, None]).any(2)
+        affinity = torch.where(reciprocal, 1.0, self.one_sided).to(p)
+        s = (affinity.unsqueeze(2) * probs[near]).sum(1) + self.ring * probs[far].sum((1, 2))
+        return -(p * s).sum(1).mean() + balance(p, self.epsilon)
+
+
+@dataclass(eq=False, kw_only=True)
+class Aad(Remembering):
+    """Attraction to K neighbours, dispersion from the rest of the batch.
+
+        mean_i [−Σ_k p_i·s_k + α Σ_{j≠i} p_i·p_j],   α = alpha · (1 + 10·progress)^−alpha_decay
+
+    The second sum has a gradient through both its factors.
+
+    Args:
+        features: see `Remembering`.
+        neighbours: K.
+        late_neighbours: K in the second half of all steps; None keeps K.
+        alpha: α at the start.
+        alpha_decay: how fast it falls; 0 keeps it.
+
+    Examples:
+        >>> Aad(neighbours=5, late_neighbours=None, alpha_decay=5)
+        Aad(features=None, neighbours=5, late_neighbours=None, alpha=1.0, alpha_decay=5)
+    """
+
+    neighbours: int = 3
+    late_neighbours: int | None = 2
+    alpha: float = 1.0
+    alpha_decay: float = 0.0
+
+    def most(self) -> int:
+        """Return one more than the largest K: the first found is the image itself."""
+        return 1 + max(self.neighbours, self.late_neighbours or 0)
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of one batch."""
+        places, features, p = self.batch(logits, step)
+        self.banks.write(places, features, p.detach())
+        count = _now(self.neighbours, self.late_neighbours, step)
+        near = self.banks.nearest(features, count + 1)[:, 1:]
+        s = self.banks.tensors()[1][near].sum(1)
+        others = p.sum(0) - p  # Σ_{j≠i} p_j
+        alpha = self.alpha * (1 + 10 * step.progress) ** -self.alpha_decay
+        return (alpha * (p * others).sum(1) - (p * s).sum(1)).mean()
+
+
+def balance(p: Tensor, epsilon: float) -> Tensor:
+    """Return Σ_c p̄_c ln(p̄_c + ε), least where all classes are equally frequent in the batch."""
+    mean = p.mean(0)
+    return (mean * (mean + epsilon).log()).sum()
+
+
+def _now(early: int, late: int | None, step: Step) -> int:
+    return late if late is not None and step.progress > 0.5 else early

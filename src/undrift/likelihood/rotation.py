@@ -1,0 +1,172 @@
+"""Which way up is it? A second head on shared features, asked about rotated views of each image (TTT)."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._types import Step
+from undrift.likelihood.second_head import TURNS, find_split, rotation_head
+from undrift.perturb import Perturbed
+from undrift.select import plain_name
+
+
+class Rotation(nn.Module):
+    """The cross-entropy of a head that tells how far a view of an image was rotated.
+
+        mean over views of −log softmax(head(shared(rot_k(view))))[k],   k = 0, 1, 2, 3 quarter turns
+
+    Each view is a random crop of the padded image, perhaps mirrored, randomly rotated. The classifier's own layers
+    after the shared part have no gradient and stay what they are; the head's parameters are trained along.
+
+    Args:
+        split: name of the last module of the shared part. None takes the one called "layer2" or "block2", or about two
+            thirds of the top-level modules.
+        head: a trained head: a module that maps the shared part's output to four logits, or a file of
+            `undrift.train.train_rotation`. None attaches an untrained copy of what comes after the split, with a
+            warning.
+        views: of each image, a step.
+        pad: black pixels on each side before the crop: as the network's preprocessing makes them, 0 where it is not
+            known.
+        flip: mirror half of the views.
+        seed: of crops, mirrorings and rotations. An episodic stream begins them anew with each image, so that an
+            answer does not depend on the images before.
+
+    Attributes:
+        head: the head; None until the network is known, where none was given.
+    """
+
+    def __init__(
+        self,
+        split: str | None = None,
+        head: nn.Module | str | os.PathLike[str] | None = None,
+        views: int = 32,
+        pad: int = 4,
+        flip: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if views < 1 or pad < 0:
+            raise OptionError(f"views={views!r}, pad={pad!r}: they start at 1 and 0. TTT's are 32 and 4.")
+        if not isinstance(head, nn.Module | str | os.PathLike | None):
+            raise OptionError(
+                f"head is a {type(head).__name__}; needed: a module from shared features to {TURNS} logits, or its "
+                "file. Train one with undrift.train.train_rotation, or leave it out."
+            )
+        self.split, self.views, self.pad, self.flip = split, views, pad, flip
+        self.head = head if isinstance(head, nn.Module) else None
+        self._file = None if head is None or isinstance(head, nn.Module) else Path(head)
+        self._random = torch.Generator().manual_seed(seed)
+        self._seen: list[Tensor] = []
+
+    def forward(self, logits: Tensor, step: Step) -> Tensor:  # noqa: ARG002
+        """Return the loss for fresh views of the step's images."""
+        images = step.images
+        if images.ndim != 4 or images.shape[2] != images.shape[3]:
+            raise DataError(
+                f"the images are {tuple(images.shape[1:])}; a quarter turn needs square ones. Crop them square first."
+            )
+        known = step.model.preprocess
+        nothing = torch.zeros(1, images.shape[1], 1, 1, dtype=torch.uint8)
+        black = nothing.float() if known is None else known.normalise(nothing)
+        views = crops(images.repeat_interleave(self.views, 0), self.pad, self.flip, black, self._random)
+        turns = torch.randint(TURNS, (len(views),), generator=self._random).to(views.device)
+        views = rotated(views, turns)
+        self._seen.clear()
+        step.mean_logits(views)
+        if not self._seen or self.head is None:
+            raise OptionError(
+                f"split={self.split!r}: the network never called that module, so there are no shared features. Name "
+                "one that its forward pass calls."
+            )
+        out = self.head(self._seen.pop())
+        if out.shape != (len(views), TURNS):
+            raise OptionError(
+                f"the head returned {tuple(out.shape)} for {len(views)} views; needed: {TURNS} logits each. Give "
+                "another head, or the split that it was trained with."
+            )
+        return F.cross_entropy(out, turns)
+
+    @contextmanager
+    def watch(self, model: Perturbed) -> Iterator[None]:
+        """Take up the shared features of each forward pass; make the head where there is none yet."""
+        name = find_split(model.net, self.split)
+        if self.head is None:
+            with model.off() as net:
+                self.head = rotation_head(net, name)
+            self._fill()
+        parameter = next(model.net.parameters())
+        self.head.to(parameter.device).eval()
+        module = {plain_name(n): m for n, m in model.net.named_modules()}[name]
+        handle = module.register_forward_hook(self._see)
+        try:
+            yield
+        finally:
+            handle.remove()
+            self._seen.clear()
+
+    def _see(self, _module: nn.Module, _args: Any, output: Tensor) -> None:
+        self._seen[:] = [output]  # the last pass only: the network may be called by others too
+
+    def _fill(self) -> None:
+        """Load the head's file, or say that it is untrained."""
+        if self._file is None:
+            warnings.warn(
+                "no head= was given: an untrained rotation head is attached, which knows nothing of rotations yet. TTT "
+                "trains it with the source network: undrift.train.train_rotation.",
+                UndriftWarning,
+                stacklevel=2,
+            )
+            return
+        from undrift.zoo._checkpoint import fill, read
+
+        assert self.head is not None
+        tensors, _ = read(self._file)
+        fill(self.head, tensors, f"{self._file} as a rotation head")
+
+    def get_extra_state(self) -> Tensor:
+        """Return where the crops and rotations stand."""
+        return self._random.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Go on with the crops and rotations from there."""
+        self._random.set_state(state.cpu())
+
+    def __repr__(self) -> str:
+        # Every setting: a resumed run is known to be the same by this line.
+        names = ("split", "views", "pad", "flip")
+        return "Rotation(" + ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + ")"
+
+
+def crops(images: Tensor, pad: int, flip: bool, black: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random window of each padded image, in the image's size, half of them mirrored.
+
+    Args:
+        black: what is around an image, 1×C×1×1.
+    """
+    count, channels, height, width = images.shape
+    top, left = (torch.randint(2 * pad + 1, (count,), generator=generator) for _ in range(2))
+    mirrored = torch.rand(count, generator=generator) < (0.5 if flip else 0.0)
+    columns = torch.arange(width)
+    y = (top[:, None] + torch.arange(height)).to(images.device)
+    x = (left[:, None] + torch.where(mirrored[:, None], columns.flip(0), columns)).to(images.device)
+    padded = black.to(images).expand(count, channels, height + 2 * pad, width + 2 * pad).clone()
+    padded[:, :, pad : pad + height, pad : pad + width] = images
+    which = torch.arange(count, device=images.device)[:, None, None]
+    return padded[which, :, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+
+
+def rotated(images: Tensor, turns: Tensor) -> Tensor:
+    """Return each image turned by its number of quarter turns, counter-clockwise."""
+    out = torch.empty_like(images)
+    for turn in range(TURNS):
+        chosen = turns == turn
+        out[chosen] = torch.rot90(images[chosen], turn, (2, 3))
+    return out

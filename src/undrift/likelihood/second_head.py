@@ -1,0 +1,105 @@
+"""A second head: a copy of what a network does after a split, on features that both heads share."""
+
+import copy
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from undrift._errors import OptionError
+from undrift.options import _suggest
+from undrift.select import plain_name
+
+TURNS = 4
+STAGES = ("layer2", "block2")
+"""What most networks call the stage that TTT shares last."""
+
+
+class After(nn.Module):
+    """What comes after a split: a copy of the network that takes the split's output, whatever else it is given.
+
+    Modules before the split let their input pass; they hold no weights.
+    """
+
+    def __init__(self, net: nn.Module, split: str) -> None:
+        super().__init__()
+        self.rest = copy.deepcopy(getattr(net, "_orig_mod", net))
+        self._features: list[Tensor] = []
+        parent = module = self.rest
+        for part in split.split("."):
+            names = list(module._modules)
+            for earlier in names[: names.index(part)]:
+                module._modules[earlier] = _Pass()
+            parent, module = module, module.get_submodule(part)
+        parent._modules[split.rpartition(".")[2]] = _Give(self._features)
+
+    def forward(self, features: Tensor) -> Any:
+        """Return what the network makes of these features."""
+        self._features.append(features)
+        try:
+            return self.rest(features)
+        finally:
+            self._features.clear()
+
+
+class _Pass(nn.Module):
+    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
+        return x
+
+
+class _Give(nn.Module):
+    """Gives back what was put into its list."""
+
+    def __init__(self, features: list[Tensor]) -> None:
+        super().__init__()
+        self._features = features
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        return self._features[-1]
+
+
+def rotation_head(net: nn.Module, split: str | None = None) -> After:
+    """Return an untrained rotation head: a copy of what comes after the split, its classifier replaced by four logits.
+
+    Examples:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+        >>> rotation_head(net, "0")(torch.rand(2, 8, 6, 6)).shape
+        torch.Size([2, 4])
+    """
+    from undrift.scheme import _role
+
+    head = After(net, find_split(net, split))
+    name = _role(head.rest, "@classifier")
+    if name is None:
+        raise OptionError(
+            f"split={split!r} leaves no linear layer after it; a rotation head ends in one. Choose an earlier split."
+        )
+    classifier = {plain_name(n): m for n, m in head.rest.named_modules()}[name]
+    matrix = next(p for p in classifier.parameters() if p.ndim == 2)
+    four = nn.Linear(matrix.shape[1], TURNS, device=matrix.device, dtype=matrix.dtype)
+    parent, _, last = name.rpartition(".")
+    {plain_name(n): m for n, m in head.rest.named_modules()}[parent]._modules[last] = four
+    return head.requires_grad_(True)
+
+
+def find_split(net: nn.Module, split: str | None) -> str:
+    """Return the name of the shared part's last module; see `Rotation`."""
+    names = [plain_name(name) for name, _ in net.named_modules() if plain_name(name)]
+    if split is not None:
+        if split not in names:
+            raise OptionError(
+                f"split={split!r} names no submodule{_suggest(split, names)}. The network has "
+                f"{', '.join(names)[:300] or 'none'}."
+            )
+        return split
+    for stage in STAGES:
+        if found := next((name for name in names if name.rpartition(".")[2] == stage), None):
+            return found
+    top = [name for name, child in net.named_children() if any(True for _ in child.parameters())]
+    if len(top) < 2:
+        raise OptionError(
+            f"{type(net).__name__} has {len(top)} top-level modules with weights; a shared part and a head need two. "
+            "Name the last module of the shared part: split=…"
+        )
+    return plain_name(top[math.ceil(2 / 3 * (len(top) - 1)) - 1])

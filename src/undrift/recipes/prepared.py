@@ -1,0 +1,67 @@
+"""Methods that need a part of their own from source training: a posterior over weights, or a second head."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from undrift._errors import OptionError
+from undrift._method import Method
+from undrift._types import Step
+from undrift.keep.posterior import Posterior
+from undrift.likelihood.entropy import entropy
+from undrift.likelihood.rotation import Rotation
+from undrift.scheme import WEIGHTS
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """Entropy times α: how much the test images count beside the posterior of the source's."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf"):
+            raise OptionError(f"alpha={self.alpha!r} is not a number above 0. 1 weighs entropy as Tent does.")
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        """Return α times the mean entropy."""
+        return self.alpha * entropy(logits, step)
+
+
+ROWS = (
+    # No official code: the posterior's numbers are those of PETAL, the nearest there is. One network is one member;
+    # `undrift.together.together` averages the answers of several.
+    Method(
+        "bacs",
+        "BACS",
+        "Zhou & Levine 2021; Brahma & Rai 2023",
+        ("stream", "adapt"),
+        WEIGHTS.replace(stream_lr=1e-3, adapt_optimiser="adam", adapt_lr=1e-3, adapt_schedule="constant"),
+        Tempered,
+        (Posterior,),
+        epochs=1,
+        batch_size=200,
+        needs="a posterior from several source iterates",
+        source_free=False,
+        ensemble=True,
+    ),
+    # Only the shared part and the head are on the way to the loss: every other weight has no gradient, and stays.
+    Method(
+        "ttt",
+        "TTT",
+        "Sun et al. 2020",
+        ("stream",),
+        WEIGHTS.replace(
+            norm_statistics="source",
+            stream_optimiser="sgd",
+            stream_lr=1e-3,
+            momentum=0.0,
+            stream_split=1,
+            answer="after",
+        ),
+        Rotation,
+        needs="a rotation head trained with the source model",
+        source_free=False,
+        variants={"online": {}, "standard": {"stream_steps": 10, "episodic": True}},
+    ),
+)
