@@ -71,7 +71,7 @@ def test_a_stopped_stream_goes_on_without_losing_or_repeating_a_line(run: Run, w
     for name in ("s.csv", "s.state"):
         Path(name).unlink()
     process = start(work, *STREAM, *SLOW, "--out", "part.safetensors")
-    wait_for_calls(process, work, 40)
+    wait_for_calls(process, work, 12)
     code, err = stop(process, number)
     if number == signal.SIGINT:
         assert (code, "the same command goes on" in err) == (130, True), err

@@ -19,6 +19,8 @@ COMMANDS = {
     "export": "Write the adapted network for other programs.",
     "train": "Train a source model.",
     "corrupt": "Make CIFAR-10-C or ImageNet-C from clean images.",
+    "methods": "List every method by name.",
+    "bench": "Compare methods: a benchmark's cells, tables and figures.",
 }
 
 OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -1,6 +1,6 @@
 """What is asked of unlabelled images, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ class LikelihoodFlags:
 
     likelihood: str | None = flag(None, "what is asked of the images", "|".join(NAMES))
     beta: float | None = flag(None, "shot: weight of the cross-entropy to pseudo-labels, 0.3 in the paper")
-    features: str | None = flag(None, "shot: name of the submodule that gives the features", "NAME")
+    features: str | None = flag(None, "shot and other methods: name of the submodule that gives the features", "NAME")
     statistics_first: bool = flag(False, "shot: let norm statistics see the images before the first pseudo-labels")
     class_prior: str | None = flag(None, "shot, information: how frequent the classes are: 0.2,0.8", "NUMBERS")
     weight: float | None = flag(None, "consistency: weight of the consistency, beside entropy")
@@ -53,6 +53,19 @@ def make_likelihood(given: dict[str, Any], usual: str) -> Callable[..., Any]:
             f"{', '.join(foreign)} does not belong to {name}; it belongs to {' and '.join(owners)}. Leave it out, or "
             f"choose --likelihood {owners[0]}."
         )
+    settings = read_settings(settings)
+    if name == "entropy":
+        return likelihood.entropy
+    if name == "information":
+        return likelihood.Information(**settings)
+    if name == "shot":
+        return likelihood.Shot(**settings)
+    return likelihood.Consistency(base=likelihood.entropy, **settings)
+
+
+def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the flags mean: numbers where they are needed."""
+    settings = dict(given)
     problems = [
         f"{k}={v!r} is not a number" for k, v in settings.items() if k in ("beta", "weight") and isinstance(v, str)
     ]
@@ -63,10 +76,4 @@ def make_likelihood(given: dict[str, Any], usual: str) -> Callable[..., Any]:
             problems.append(f"class_prior={settings['class_prior']!r} is not a list of numbers, such as 0.2,0.8")
     if problems:
         raise OptionError("; ".join(problems) + ". `undrift adapt --help` says what each is.")
-    if name == "entropy":
-        return likelihood.entropy
-    if name == "information":
-        return likelihood.Information(**settings)
-    if name == "shot":
-        return likelihood.Shot(**settings)
-    return likelihood.Consistency(base=likelihood.entropy, **settings)
+    return settings

@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from undrift.cli._flags import takes
-from undrift.cli._images import Root, hold_if_small, open_images, skipped_of
-from undrift.cli._likelihood import LikelihoodFlags, make_likelihood
-from undrift.cli._model import ModelFlags, open_source, try_out
-from undrift.cli._places import Force, beside, claim
+from undrift.cli._images import Root, hold_if_small, skipped_of
+from undrift.cli._likelihood import LikelihoodFlags
+from undrift.cli._method import MethodName, Settings, choose
+from undrift.cli._model import ModelFlags
+from undrift.cli._online import open_both, perturbed_afresh
+from undrift.cli._places import Force, beside
 from undrift.cli._session import Session, command
-from undrift.options import Options, resolve
+from undrift.options import Options
 
 
 @command
@@ -25,9 +27,13 @@ def run(
     model: dict[str, Any],
     likelihood: dict[str, Any],
     options: dict[str, Any],
+    method: MethodName = None,
+    settings: Settings = None,
     preset: Annotated[str, typer.Option(help="Options to start from: paper or released.")] = "paper",
-    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 15,
-    batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 64,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the images. Default: 15, or the method's.", min=1)
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step. Default: 64, or the method's.", min=1)] = None,
     keep: Annotated[
         str, typer.Option(help="last, or best: the epoch that the label-free verdict likes best.")
     ] = "last",
@@ -46,39 +52,30 @@ def run(
     Writes NAME.safetensors and NAME.history.json, and says without labels whether it went well.
 
     Example: undrift adapt clinic-b/ --weights source.safetensors --out clinic-b.safetensors
+    Another method: --method shot --set beta=0.1
     """
     import torch
 
     from undrift.adapt import adapt
     from undrift.file import save
-    from undrift.perturb import perturb
 
-    chosen = resolve(preset, options)
-    asked = make_likelihood(likelihood, usual="shot")
+    chosen = choose("adapt", method, settings, preset, options, likelihood, seed)
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
-    weights = model.get("weights")
-    claim((out, history_path, plot_path), force, (None if weights is None else Path(weights), Path(images)))
-    opened = open_source(session, model)
-    domain = open_images(images, root, opened.preprocess)
-    try_out(opened, domain)
+    outputs = (out, history_path, plot_path)
+    opened, domain = open_both(session, model, images, root, outputs, force, chosen.files())
+    parts = chosen.parts(root, opened.preprocess)
     held = hold_if_small(domain, opened.device)
-    torch.manual_seed(seed)
-    perturbed = perturb(
-        opened.source.network,
-        chosen,
-        generator=torch.Generator().manual_seed(seed),
-        preprocess=opened.preprocess,
-        classes=opened.classes,
-    )
+    perturbed = perturbed_afresh(opened, parts.options, seed)
     session.kept = _kept(checkpoint)
     history = adapt(
         perturbed,
         held,
-        asked,
-        epochs,
-        batch_size=batch_size,
+        parts.likelihood,
+        epochs if chosen.recipe is None or epochs else chosen.recipe.epochs,
+        batch_size=batch_size if chosen.recipe is None or batch_size else chosen.recipe.batch_size,
         keep=_keep(keep),
         checkpoint=checkpoint,
+        keepers=parts.keepers,
         generator=torch.Generator().manual_seed(seed),
         progress=False if session.quiet else None,
     )
@@ -100,7 +97,8 @@ def run(
         "verdict": None if history.verdict is None else history.verdict.as_dict(),
         "kept_epoch": history.kept_epoch,
         "epochs": history.as_dict()["epochs"],
-        "options": chosen.as_dict(),
+        "method": method,
+        "options": perturbed.options.as_dict(),
     }
 
 

@@ -8,11 +8,12 @@ import typer
 from undrift._errors import OptionError
 from undrift.cli._answers import check_threshold, rows_of
 from undrift.cli._flags import takes
-from undrift.cli._images import InOrder, Root, open_images, skipped_of
-from undrift.cli._likelihood import LikelihoodFlags, make_likelihood
-from undrift.cli._model import ModelFlags, open_source, try_out
-from undrift.cli._online import open_perturbed
-from undrift.cli._places import Force, claim
+from undrift.cli._images import InOrder, Root, skipped_of
+from undrift.cli._likelihood import LikelihoodFlags
+from undrift.cli._method import MethodName, Settings, choose
+from undrift.cli._model import ModelFlags
+from undrift.cli._online import open_both, open_perturbed, perturbed_afresh
+from undrift.cli._places import Force
 from undrift.cli._session import Session, command
 from undrift.options import Options
 
@@ -34,14 +35,18 @@ def run(
         Path | None, typer.Option(help="Where the stream stands; the same command goes on from it.", metavar="FILE")
     ] = None,
     state_every: Annotated[int, typer.Option(help="Batches between two states.", min=1)] = 10,
+    method: MethodName = None,
+    settings: Settings = None,
     preset: Annotated[str, typer.Option(help="Options to start from: paper or released.")] = "paper",
-    episodic: Annotated[bool, typer.Option("--episodic", help="Start every batch from the beginning's state.")] = False,
+    episodic: Annotated[
+        bool | None, typer.Option(help="Start every batch from the beginning's state. Default: no, or as the method.")
+    ] = None,
     guard: Annotated[bool, typer.Option("--guard", help="Put that state back when the answers collapse.")] = False,
     abstain_below: Annotated[
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
-    batch_size: Annotated[int, typer.Option(help="Images a step.", min=1)] = 64,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step. Default: 64, or the method's.", min=1)] = None,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
@@ -55,25 +60,30 @@ def run(
     from undrift.file import save
     from undrift.stream import stream
 
-    asked = make_likelihood(likelihood, usual="entropy")
-    if likelihood.get("likelihood") == "shot":
+    chosen = choose("stream", method, settings, preset, options, likelihood, seed)
+    if chosen.recipe is not None and domain is not None:
         raise OptionError(
-            "shot looks at a whole domain before each epoch; a stream has none. Take information or entropy."
+            f"--method {method} was given beside --domain, whose file has its own options; needed: one or the other. "
+            "Leave one out."
         )
     if answers.suffix != ".csv":
         raise OptionError(f"{answers} is to hold answers, line by line; needed: a name that ends in .csv. Name it so.")
     resuming = state is not None and state.exists() and not force
-    weights = model.get("weights")
     # A stream that goes on writes on in its own files.
     outputs = (out,) if resuming else (out, answers, state)
-    claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images)))
-    opened = open_source(session, model, domain)
+    opened, pictures = open_both(session, model, images, root, outputs, force, chosen.files(), domain)
     check_threshold(abstain_below, opened.classes)
-    pictures = open_images(images, root, opened.preprocess)
-    try_out(opened, pictures)
-    perturbed = open_perturbed(opened, domain, preset, options, seed)
+    parts = chosen.parts(root, opened.preprocess)
+    if chosen.recipe is None:
+        perturbed = open_perturbed(opened, domain, preset, options, seed)
+    else:
+        perturbed = perturbed_afresh(opened, parts.options, seed)
+    episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
+    batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)
     identity = identity_of(perturbed, pictures, domain) | {
         "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
+        "method": method,
+        "settings": sorted(settings or ()),
         "likelihood": sorted(likelihood.items()),
         "batch_size": batch_size,
         "seed": seed,
@@ -86,11 +96,12 @@ def run(
     going = stream(
         perturbed,
         left,
-        asked,
+        parts.likelihood,
         answer=options.get("answer"),
         lr=options.get("stream_lr"),
         episodic=episodic,
         guard=guard,
+        keepers=parts.keepers,
         progress=not session.quiet,
     )
     if saved is not None:
@@ -118,6 +129,7 @@ def run(
         wrote.append(session.wrote(out))
     return {
         "wrote": wrote,
+        "method": method,
         "state": state,
         "skipped": before | skipped_of(left.domain),
         "report": going.report.state_dict(),

@@ -1,0 +1,114 @@
+"""`undrift bench`: a benchmark's missing cells in, its tables and figures out."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from undrift._errors import OptionError
+from undrift.cli._session import Session, command
+
+Names = list[str] | None
+
+
+@command
+def run(
+    session: Session,
+    name: Annotated[str | None, typer.Argument(help="The benchmark. Default: list their names.")] = None,
+    data: Annotated[Path, typer.Option(help="Where data sets and source networks lie.", metavar="FOLDER")] = Path(),
+    results: Annotated[
+        Path, typer.Option(help="Where finished cells, tables and figures go.", metavar="FOLDER")
+    ] = Path("benchmarks/results"),
+    cache: Annotated[
+        Path | None, typer.Option(help="Keep corrupted images here, to make them once.", metavar="FOLDER")
+    ] = None,
+    only: Annotated[Names, typer.Option(help="A row or method; repeat it, or use commas. Default: all.")] = None,
+    tier: Annotated[str | None, typer.Option(help="A: the main methods; B: the others. Default: both.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many, from 0 up.", min=1)] = 3,
+    networks: Annotated[Names, typer.Option(help="A source network; repeat it, or use commas.")] = None,
+    settings: Annotated[
+        Names, typer.Option(help="A setting, or all; repeat it, or use commas. Default: the main one.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(help="At most so many of each domain.", min=2)] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds: start no cell that would end later.", min=0, metavar="SECONDS")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Channels-last and bfloat16.")] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="A tiny random network and a few random images: does everything run?")
+    ] = False,
+    wrn2810: Annotated[Path | None, typer.Option(help="The WRN-28-10 that you trained.", metavar="FILE")] = None,
+    resnet50: Annotated[Path | None, typer.Option(help="ImageNet's ResNet-50.", metavar="FILE")] = None,
+    weights: Annotated[Names, typer.Option(help="NETWORK=FILE; repeat it.")] = None,
+    values: Annotated[
+        Names, typer.Option("--set", help="NAME=VALUE of this benchmark's own; repeat it.", metavar="NAME=VALUE")
+    ] = None,
+    frost: Annotated[Path | None, typer.Option(help="Folder of frost pictures.", metavar="FOLDER")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    list_only: Annotated[bool, typer.Option("--list", help="Say which cells are finished, and run none.")] = False,
+) -> dict[str, Any]:
+    """Run a benchmark: every method on the same footing, published numbers beside ours.
+
+    A finished cell (a method, network, setting and seed) is never run again: stopped, the same command goes on.
+
+    Example: undrift bench table1
+    """
+    from undrift import bench
+
+    if name is None:
+        width = max(map(len, bench.NAMES))
+        for known, (_, line) in bench.NAMES.items():
+            session.say(f"{known.ljust(width)}  {line}")
+        return {"benchmarks": {known: line for known, (_, line) in bench.NAMES.items()}}
+    found = bench.find(name)
+    files = {"wrn28_10": wrn2810, "resnet50_v1": resnet50}
+    request = bench.Request(
+        data=data,
+        results=results,
+        cache=cache,
+        only=_split(only),
+        tier=_tier(tier),
+        seeds=seeds,
+        networks=_split(networks),
+        settings=_split(settings),
+        images=images,
+        tiny=tiny,
+        deadline=deadline,
+        device=device,
+        fast=fast,
+        weights={n: f for n, f in files.items() if f} | {n: Path(f) for n, f in _pairs(weights).items()},
+        frost=frost,
+        extra=_pairs(values),
+    )
+    if list_only:
+        cells = bench.listing(found, request) if isinstance(found, bench.Benchmark) else []
+        for key, state in cells:
+            session.say(f"{state:<8}  {key}")
+        return {"cells": dict(cells)}
+    session.kept = f"Finished cells stay in {results}; the same command goes on from there."
+    if isinstance(found, bench.Benchmark):
+        outcome = bench.run(found, request, session.say, session.quiet)
+    else:
+        outcome = found(request, session.say)
+    session.say(outcome.text)
+    wrote = [session.wrote(path) for path in outcome.wrote]
+    counts = {"ran": outcome.ran, "failed": outcome.failed, "kept": outcome.kept, "left": outcome.left}
+    session.say("cells: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+    return {**counts, "wrote": wrote}
+
+
+def _split(given: Names) -> tuple[str, ...]:
+    return tuple(part.strip() for text in given or () for part in text.split(",") if part.strip())
+
+
+def _pairs(given: Names) -> dict[str, str]:
+    wrong = [text for text in given or () if "=" not in text]
+    if wrong:
+        raise OptionError(f"{wrong[0]!r} has no '='; needed: NAME=VALUE. Write it so.")
+    return {text.partition("=")[0]: text.partition("=")[2] for text in given or ()}
+
+
+def _tier(text: str | None) -> Literal["A", "B"] | None:
+    if text is None or text in ("A", "B"):
+        return text  # type: ignore[return-value]
+    raise OptionError(f"there is no tier {text!r}; needed: A or B. Leave it out for both.")
