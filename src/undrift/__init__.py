@@ -4,7 +4,7 @@ The verbs, in the order of use: `perturb` a network, `adapt` it to unlabelled da
 `predict`, `evaluate`, `save` and `load` the domain, `export` the adapted network.
 """
 
-from undrift import data, methods, zoo
+from undrift import data, methods, shift, zoo
 from undrift._domain_file import DomainFile, inspect
 from undrift._errors import (
     CannotPerturb,
@@ -81,6 +81,7 @@ __all__ = [
     "preset",
     "read_header",
     "save",
+    "shift",
     "stream",
     "temperature",
     "together",

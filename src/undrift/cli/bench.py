@@ -20,7 +20,7 @@ def run(
         Path, typer.Option(help="Where finished cells, tables and figures go.", metavar="FOLDER")
     ] = Path("benchmarks/results"),
     cache: Annotated[
-        Path | None, typer.Option(help="Keep corrupted images here, to make them once.", metavar="FOLDER")
+        Path | None, typer.Option(help="Keep corrupted and decoded images and sources here.", metavar="FOLDER")
     ] = None,
     only: Annotated[Names, typer.Option(help="A row or method; repeat it, or use commas. Default: all.")] = None,
     tier: Annotated[str | None, typer.Option(help="A: the main methods; B: the others. Default: both.")] = None,

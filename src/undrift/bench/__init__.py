@@ -1,0 +1,107 @@
+"""Benchmarks: every method on the same footing, from one command each.
+
+    undrift bench                                      # the names
+    undrift bench online-c10 --data FOLDER --list      # its cells, and which are finished
+    undrift bench online-c10 --data FOLDER --fast --deadline 600
+
+A **cell** is one method on one network in one setting with one seed. Its numbers are a small JSON file under
+`--results`; a finished cell is never run again, so a benchmark grows over days and machines, and merging is copying
+files. Tables and figures are written from the cells that there are; what is missing is "not run".
+
+**Writing one.** Say which lines the table has (`Row`), which cells were asked for, and how one cell is run; `run` does
+the rest: order, deadline, errors, files.
+
+    class Flips:                                                   # satisfies `Benchmark`
+        name = "flips"
+        rows = [Row("source", "source"), Row("tent", "tent")]
+
+        def cells(self, request):                                  # in the table's order
+            rows = chosen(self.rows, request.only, request.tier)
+            return [Cell("flips", "wrn40_2", "upside down", row, seed, 1000)
+                    for row in rows for seed in seeds_of(row, request.seeds)]
+
+        shown = cells                                              # what tables and JSON show
+
+        def prepare(self, request):                                # data and networks: once, not timed
+            images, labels, net = load(request.data)
+            def run_cell(cell, bar):
+                stream = undrift.stream(copy.deepcopy(net), images.split(200), method=cell.row.method)
+                ...
+                return {"error": error}                            # any plain values; machine and date are added
+            return run_cell
+
+        def markdown(self, store, request):                        # `store.all(cells)` gives finished records
+            records = store.all(self.cells(request))
+            return about(records) + markdown(["method", "error %"], ...)
+
+        def figures(self, store, request):
+            return {"": lambda path: overview(path, title, marks)}
+
+    benchmark = Flips()                                            # what `NAMES` leads to
+
+Then add its line to `NAMES`. `online.py` is a whole one; `table1.py` is one without cells, a plain function.
+
+**How hyper-parameters are chosen.** By this rule, without a look at the target's labels:
+
+1. A method runs with its authors' values, for the data set at hand where they give some ("eata:cifar100").
+2. What authors left open is chosen on the three development corruptions (speckle noise, Gaussian blur, saturate), which
+   are never among the reported ones, by mean error at severity 5.
+3. Every method has the same budget for that: one value changed at a time, at most six values of it, on WRN-40-2.
+4. What does not land where it was published is explained, not tuned.
+"""
+
+import importlib
+from collections.abc import Callable
+
+from undrift._errors import OptionError
+from undrift.bench.cell import Cell, Row, chosen, in_order, seeds_of
+from undrift.bench.request import CannotRun, Request
+from undrift.bench.run import Benchmark, Outcome, Say, about, listing, run
+from undrift.bench.store import Record, Store
+from undrift.options import _suggest
+
+NAMES: dict[str, tuple[str, str]] = {
+    "online-c10": ("online_c10", "CIFAR-10-C streams: WRN-28-10 and WRN-40-2; continual, episodic, gradual, mixed, …"),
+    "online-c100": ("online_c100", "CIFAR-100-C streams: ResNeXt-29"),
+    "online-imagenet": ("online_imagenet", "ImageNet-C streams: ResNet-50, 5,000 images a corruption"),
+    "offline": ("offline", "PACS, Office-31 or Office-Home over epochs: ResNet-50, all tasks"),
+    "generalized": ("generalized", "the same cells: target, held-out source, harmonic mean"),
+    "analysis": ("analysis", "σ against A-distance, prior, sharing, layers, schemes, draws, β"),
+    "speed": ("speed", "what a step costs beside Tent's: time, memory, launches, growth, start-up"),
+    "table1": ("table1", "what each method can do and needs, from its own attributes"),
+}
+"""Each benchmark's module here, which has a `benchmark`, and what it is in one line."""
+
+
+Plain = Callable[[Request, Say], Outcome]
+"""A benchmark without cells: does what was asked, writes the files, and says what was done."""
+
+
+def find(name: str) -> Benchmark | Plain:
+    """Return a benchmark by its name; its module is imported only now."""
+    if name not in NAMES:
+        raise OptionError(f"there is no benchmark {name!r}{_suggest(name, NAMES)}; needed: one of {', '.join(NAMES)}.")
+    found: Benchmark | Plain = importlib.import_module(f"undrift.bench.{NAMES[name][0]}").benchmark
+    return found
+
+
+__all__ = [
+    "NAMES",
+    "Benchmark",
+    "CannotRun",
+    "Cell",
+    "Outcome",
+    "Plain",
+    "Record",
+    "Request",
+    "Row",
+    "Say",
+    "Store",
+    "about",
+    "chosen",
+    "find",
+    "in_order",
+    "listing",
+    "run",
+    "seeds_of",
+]

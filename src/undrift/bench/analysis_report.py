@@ -1,0 +1,122 @@
+"""Tables and figures of the analyses."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from undrift.bench import analysis_figures as draw
+from undrift.bench.analysis_parts import DRAWS_IN_TEST, Part, Where
+from undrift.bench.analysis_run import Planned
+from undrift.bench.run import about
+from undrift.bench.store import Record, Store
+from undrift.bench.table import FAILED, NOT_RUN
+from undrift.bench.table import markdown as table
+
+TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
+HEADER = ("on", "curve", "value", "accuracy %", "NLL", "ECE %", "source after %", "learnables", "ms a batch")
+Points = dict[str, dict[str, float]]
+"""By curve and value: accuracy in per cent."""
+
+
+def markdown(planned: Sequence[Planned], store: Store) -> str:
+    """Return a table a part."""
+    text = ["# What each choice of VMP is worth\n", about(store.all(p.cell for p in planned)) + "\n"]
+    for part in _parts(planned):
+        mine = [p for p in planned if p.part is part]
+        text += [
+            f"## {part.name}: {part.title}\n",
+            table(HEADER, [_line(p, store) for p in mine] + _draws(part, planned, store)),
+        ]
+        if part.kind == "sigma":
+            text += ["\n" + _layers(p, store) for p in mine if store.finished(p.cell)]
+        text += [f"\n{part.note}\n"] if part.note else []
+        text += [f"- {p.cell.key} failed: {r['failed']}" for p in mine if (r := store.get(p.cell)) and "failed" in r]
+    text.append("- One seed each: a difference of less than a point says nothing. “not run”: there is no such cell.")
+    return "\n".join(text) + "\n"
+
+
+def figures(planned: Sequence[Planned], store: Store) -> dict[str, Callable[[Path], int]]:
+    """Return what draws each part of which something is finished."""
+    drawn: dict[str, Callable[[Path], int]] = {}
+    for part in _parts(planned):
+        mine = [p for p in planned if p.part is part]
+        if part.kind == "sigma":
+            found = {p.trial.value: record for p in mine if (record := store.finished(p.cell))}
+            if found:
+                drawn["-sigma"] = partial(draw.sigma, by_task=found)
+            continue
+        panels = {TITLES[where]: points for where in TITLES if (points := _points(part, where, planned, store))}
+        if panels:
+            chart = draw.lines if part.kind == "lines" else draw.bars
+            drawn[f"-{part.name}"] = partial(chart, title=part.title, axis=part.axis, panels=panels)
+    return drawn
+
+
+def _parts(planned: Sequence[Planned]) -> list[Part]:
+    return list({p.part.name: p.part for p in planned}.values())
+
+
+def _line(planned: Planned, store: Store) -> list[str]:
+    trial, record = planned.trial, store.finished(planned.cell)
+    where = TITLES[trial.where] + (f" {trial.task}" if trial.task else "")
+    if record is None:
+        state = FAILED if store.state(planned.cell) == "failed" else NOT_RUN
+        return [where, trial.curve, trial.value, state, *[""] * (len(HEADER) - 4)]
+    after = record.get("source_accuracy", 1 - record.get("source_error_after", 1))
+    return [where, trial.curve, trial.value, *_scores(record), f"{100 * after:.2f}", *_costs(record)]
+
+
+def _scores(record: Record) -> list[str]:
+    return [f"{100 * record['accuracy']:.2f}", f"{record['nll']:.3f}", f"{100 * record['ece']:.1f}"]
+
+
+def _costs(record: Record) -> list[str]:
+    time = record["milliseconds"]
+    return [f"{record['learnables']:,}", "–" if time is None else f"{time:.1f}"]
+
+
+def _looked_into(planned: Sequence[Planned], store: Store) -> Record | None:
+    """Return the record that has the scores by draws in test: part sigma's on the first task."""
+    cells = [p.cell for p in planned if p.part.name == "sigma"]
+    return store.finished(cells[0]) if cells else None
+
+
+def _draws(part: Part, planned: Sequence[Planned], store: Store) -> list[list[str]]:
+    """Return the lines of draws in test on PACS, which come with part sigma."""
+    if part.name != "samples":
+        return []
+    record = _looked_into(planned, store)
+    known = {} if record is None else record["by_samples"]
+    empty = [""] * (len(HEADER) - 6)
+    return [
+        [TITLES["pacs"], "in test", str(n), *(_scores(known[str(n)]) if str(n) in known else [NOT_RUN, "", ""]), *empty]
+        for n in DRAWS_IN_TEST
+    ]
+
+
+def _points(part: Part, where: Where, planned: Sequence[Planned], store: Store) -> Points:
+    found: Points = {}
+    for p in planned:
+        record = store.finished(p.cell) if p.part is part and p.trial.where == where else None
+        if record is not None:
+            name = p.trial.value
+            if part.name == "sharing":
+                name += f"\n{record['learnables']:,} learnables"
+            found.setdefault(p.trial.curve, {})[name] = 100 * record["accuracy"]
+    looked = _looked_into(planned, store) if part.name == "samples" and where == "pacs" else None
+    if looked is not None:
+        found["in test"] = {n: 100 * scores["accuracy"] for n, scores in looked["by_samples"].items()}
+    return found
+
+
+def _layers(planned: Planned, store: Store) -> str:
+    record = store.finished(planned.cell)
+    assert record is not None, "asked for finished ones only"
+    rows = []
+    for layer, row in record["sigma"].items():
+        numbers = (row["start_l1"], row["l1"], row["start_relative"], row["relative"], record["a_distance"][layer])
+        rows.append([layer, f"{row['variances']:,}", *(f"{number:.4g}" for number in numbers)])
+    header = ("layer", "variances", "Σσ at the start", "Σσ", "σ/std at the start", "σ/std", "A-distance")
+    return f"{planned.trial.value}, rank correlation of A-distance with Σσ, σ/std and the change of σ: " + (
+        ", ".join(f"{value:+.2f}" for value in draw.correlations(record)) + "\n\n" + table(header, rows)
+    )

@@ -1,0 +1,151 @@
+"""`generalized`: what an adapted network does on its target and still does on its source, from `offline`'s cells.
+
+One run gives both tables: a cell of `offline` holds the accuracy on the target and on the 20 % of the source that its
+source network was not trained on.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from undrift.bench import figure
+from undrift.bench.cell import Cell, Row
+from undrift.bench.offline import Offline
+from undrift.bench.offline import benchmark as offline
+from undrift.bench.offline_page import Page, notes, pages, title
+from undrift.bench.offline_sets import Task, paper_row
+from undrift.bench.published import PAPER
+from undrift.bench.request import Request
+from undrift.bench.run import Outcome, RunCell, Say, _write, run
+from undrift.bench.store import Store
+from undrift.bench.table import FAILED, NOT_RUN, spread
+from undrift.bench.table import markdown as table
+from undrift.metrics import harmonic_mean
+
+
+class Generalized:
+    """Source, target and their harmonic mean, per task; `cells_of` is the benchmark whose cells are read."""
+
+    def __init__(self, cells_of: Offline = offline) -> None:
+        self.cells_of = cells_of
+
+    def __call__(self, request: Request, say: Say = print, quiet: bool = False) -> Outcome:
+        """Run what is missing of `offline`, and write both pages."""
+        outcome = run(self.cells_of, request, say, quiet)
+        wrote = outcome.wrote
+        _write(_Tables(self.cells_of), Store(request.results / self.cells_of.name), request, outcome)
+        outcome.wrote = wrote + outcome.wrote
+        return outcome
+
+
+class _Tables:
+    """The generalized page, as `undrift.bench.run` writes pages."""
+
+    def __init__(self, bench: Offline) -> None:
+        self.bench, self.name = bench, "generalized"
+
+    def cells(self, request: Request) -> list[Cell]:
+        return self.bench.cells(request)
+
+    def shown(self, request: Request) -> list[Cell]:
+        return self.bench.shown(request)
+
+    def prepare(self, request: Request) -> RunCell:
+        return self.bench.prepare(request)
+
+    def markdown(self, store: Store, request: Request) -> str:
+        return markdown(self.bench, store, request)
+
+    def figures(self, store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
+        return figures(self.bench, store, request)
+
+
+def harmonics(page: Page, row: Row, tasks: Sequence[Task]) -> tuple[list[float], list[float]]:
+    """Return, for each seed, the mean of the tasks' harmonic means, and the harmonic mean of the tasks' means.
+
+    They differ: the first is low where one task is bad on either side, the second where one side is bad on average.
+    `undrift.Report` gives both, too.
+    """
+    sources, targets = (page.means(row, tasks, name) for name in ("source_accuracy", "accuracy"))
+    return page.means(row, tasks, "harmonic"), [harmonic_mean(pair) for pair in zip(sources, targets, strict=True)]
+
+
+def markdown(bench: Offline, store: Store, request: Request) -> str:
+    """Return, for each data set, a table of means and one by task."""
+    text = ["# Generalized adaptation: the target, and what is left of the source\n"]
+    for page in pages(bench, store, request):
+        text.append(f"## {page.dataset.title}\n")
+        whole = any(len(page.done(row, page.tasks)) == len(page.tasks) for row in bench.rows)
+        for tasks in [page.main] if page.main == page.tasks or not whole else [page.main, page.tasks]:
+            text += [f"Means over {len(tasks)} of {len(page.tasks)} tasks:\n", _summary(page, tasks) + "\n"]
+        text += ["Held-out source / target / harmonic mean, accuracy % by task:\n", _by_task(page)]
+        text += [f"\n{page.dataset.note}\n"] if page.dataset.note else []
+    protocol = (
+        "Mean ± standard deviation over seeds. Source networks are trained on 80 % of the source, and asked about the "
+        "other 20 % after adaptation. Nothing tells the network which images are the source's; only G-SFDA is told, "
+        "which has a feature mask for each."
+    )
+    harmonic = (
+        "Mean of harmonics: each task's harmonic mean, then their mean. Harmonic of means: the harmonic mean of the "
+        "first two columns."
+    )
+    paper = (
+        f"Published values are from {PAPER}, which prints means over tasks only and does not say which of the two "
+        "means its last column is; 2·S·T/(S + T) of its own columns gives what it prints."
+    )
+    return "\n".join([*text, *(f"- {line}" for line in (protocol, harmonic, paper, *notes(bench.rows)))]) + "\n"
+
+
+def figures(bench: Offline, store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
+    """Return what draws a figure for each data set that has numbers: the harmonic mean, by task."""
+    drawn: dict[str, Callable[[Path], int]] = {}
+    for page in pages(bench, store, request):
+        rows, tasks = page.compared()
+        if rows:
+            marks = [_mark(page, row, tasks) for row in rows]
+            what = f"{page.dataset.title}: harmonic mean of source and target, {len(tasks)} of {len(page.tasks)} tasks"
+            heading = figure.finding(marks, what, less_is_better=False)
+            ending = "" if page.dataset.name == "pacs" else f"-{page.dataset.name}"
+            drawn[ending] = partial(figure.overview, title=heading, marks=marks, axis="harmonic mean %")
+    return drawn
+
+
+def _summary(page: Page, tasks: Sequence[Task]) -> str:
+    paper = page.dataset.generalized
+    header = ["method", "source %", "target %", "mean of harmonics %", "harmonic of means %"]
+    header += ["published S / T / H"] if paper else []
+    rows = []
+    for row in page.bench.rows:
+        line = [title(row), page.text(row, tasks, "source_accuracy"), page.text(row, tasks, "accuracy")]
+        line += [page.text(row, tasks, "harmonic")]
+        _, of_means = harmonics(page, row, page.done(row, tasks))
+        line.append(spread(of_means, 100) if of_means else "")
+        if paper:
+            said = None if row.control else paper.get(paper_row(row.name))
+            line.append("–" if said is None else " / ".join(f"{value:.1f}" for value in said))
+        rows.append(line)
+    return table(header, rows)
+
+
+def _by_task(page: Page) -> str:
+    rows = [[title(row), *(_cell(page, row, task) for task in page.tasks)] for row in page.bench.rows]
+    return table(["method", *(task.title for task in page.tasks)], rows)
+
+
+def _cell(page: Page, row: Row, task: Task) -> str:
+    records = page.records(row, task)
+    if not records:
+        return FAILED if any(page.store.state(cell) == "failed" for cell in page.cells(row, task)) else NOT_RUN
+    numbers = ([record[name] for record in records] for name in ("source_accuracy", "accuracy", "harmonic"))
+    return " / ".join(f"{100 * statistics.fmean(found):.1f}" for found in numbers)
+
+
+def _mark(page: Page, row: Row, tasks: Sequence[Task]) -> figure.Mark:
+    by_task = {t.title: 100 * statistics.fmean(r["harmonic"] for r in page.records(row, t)) for t in tasks}
+    numbers = [100 * n for n in page.means(row, tasks, "harmonic")] or [statistics.fmean(by_task.values())]
+    said = None if row.control else page.dataset.generalized.get(paper_row(row.name))
+    return figure.Mark(row.label, numbers, None if said is None else said[2], row.control, by_task)
+
+
+benchmark = Generalized()

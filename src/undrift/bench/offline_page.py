@@ -1,0 +1,119 @@
+"""One data set's finished cells, as the offline and the generalized tables ask for them."""
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from undrift.bench.cell import Cell, Row
+from undrift.bench.offline_sets import SETS, DataSet, Task, asked, paper_row
+from undrift.bench.published import Published
+from undrift.bench.request import Request
+from undrift.bench.store import Record, Store
+from undrift.bench.table import FAILED, NOT_RUN, spread
+
+if TYPE_CHECKING:
+    from undrift.bench.offline import Offline
+
+
+class Page:
+    """The cells of one data set.
+
+    Attributes:
+        main: the tasks of the first tier; `tasks` is all of them.
+    """
+
+    def __init__(self, bench: "Offline", store: Store, request: Request, dataset: DataSet) -> None:
+        self.bench, self.store, self.request, self.dataset = bench, store, request, dataset
+        self.setup = bench.setup(request, dataset)
+        self.tasks = self.setup.dataset.tasks
+        self.main = tuple(task for task in self.tasks if task.main)
+
+    def cells(self, row: Row, task: Task) -> list[Cell]:
+        """Return the cells of one row in one task, one a seed."""
+        return self.bench.of(self.setup, task, row, self.request)
+
+    def records(self, row: Row, task: Task) -> list[Record]:
+        """Return what is finished of them."""
+        return self.store.all(self.cells(row, task))
+
+    def all(self) -> list[Record]:
+        """Return everything that is finished."""
+        return [record for row in self.bench.rows for task in self.tasks for record in self.records(row, task)]
+
+    def failures(self) -> dict[str, str]:
+        """Return for each row of which something failed how often it did, and the first message."""
+        found: dict[str, list[str]] = {}
+        for row in self.bench.rows:
+            for task in self.tasks:
+                for cell in self.cells(row, task):
+                    record = self.store.get(cell)
+                    if record is not None and "failed" in record:
+                        found.setdefault(row.label, []).append(f"({task.title}): {record['failed']}")
+        return {row: f"in {len(where)} cells, the first {where[0]}" for row, where in found.items()}
+
+    def done(self, row: Row, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks of which a row has at least one finished cell."""
+        return [task for task in tasks if self.records(row, task)]
+
+    def means(self, row: Row, tasks: Sequence[Task], name: str) -> list[float]:
+        """Return the mean over tasks of one number, for each seed that has them all; nothing where no seed has."""
+        by_seed: dict[int, list[float]] = {}
+        for task in tasks:
+            for record in self.records(row, task):
+                if record.get(name) is not None:
+                    by_seed.setdefault(record["seed"], []).append(record[name])
+        return [statistics.fmean(numbers) for numbers in by_seed.values() if len(numbers) == len(tasks)]
+
+    def text(self, row: Row, tasks: Sequence[Task], name: str, scale: float = 100.0, digits: int = 2) -> str:
+        """Return a mean over tasks with its deviation over seeds; with tasks missing, it says of how many it is."""
+        done = self.done(row, tasks)
+        if not done:
+            failed = any(self.store.state(cell) == "failed" for task in tasks for cell in self.cells(row, task))
+            return FAILED if failed else NOT_RUN
+        numbers = self.means(row, done, name) or [self._of_any_seed(row, done, name)]
+        part = "" if len(done) == len(tasks) else f" ({len(done)} of {len(tasks)} tasks)"
+        return spread(numbers, scale, digits) + part
+
+    def _of_any_seed(self, row: Row, tasks: Sequence[Task], name: str) -> float:
+        return statistics.fmean(statistics.fmean(r[name] for r in self.records(row, task)) for task in tasks)
+
+    def paper(self, row: Row) -> Published | None:
+        """Return what the paper printed of a row."""
+        return None if row.control else self.dataset.published.get(paper_row(row.name))
+
+    def compared(self) -> tuple[list[Row], list[Task]]:
+        """Return rows and tasks between which every cell is finished, for a picture in which all means compare.
+
+        Tasks: those that every main row with any cell has; rows: those that have all these tasks.
+        """
+        begun = [row for row in self.bench.rows if self.done(row, self.tasks)]
+        leading = [row for row in begun if row.tier == "A" and not row.control] or begun
+        tasks = [task for task in self.tasks if leading and all(self.records(row, task) for row in leading)]
+        return [row for row in begun if tasks and len(self.done(row, tasks)) == len(tasks)], tasks
+
+
+def pages(bench: "Offline", store: Store, request: Request) -> list[Page]:
+    """Return a page for the data set that was asked for, and for every other one of which something is finished."""
+    wanted = asked(request).name
+    found = []
+    for name, dataset in SETS.items():
+        page = Page(bench, store, request, dataset.shrunk() if request.tiny else dataset)
+        if name == wanted or page.all():
+            found.append(page)
+    return found
+
+
+def title(row: Row) -> str:
+    """Return what tables call a row; a control stands aside."""
+    return f"*{row.label}*" if row.control else row.label
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each control: what it asks, and with which settings."""
+    return [
+        f"{row.label}: a control; {row.why} It runs `{row.method}` with "
+        + ", ".join(f"{name} {value}" for name, value in row.settings.items())
+        + "."
+        for row in rows
+        if row.control
+    ]

@@ -1,0 +1,146 @@
+"""Tables and figures of the offline benchmark."""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from undrift.bench import figure
+from undrift.bench.cell import Row
+from undrift.bench.offline_page import Page, notes, pages, title
+from undrift.bench.offline_sets import SETS, Task
+from undrift.bench.published import PAPER, SOURCE_USING
+from undrift.bench.request import Request
+from undrift.bench.run import about
+from undrift.bench.store import Store
+from undrift.bench.table import FAILED, NOT_RUN, Column, median, size, spread
+from undrift.bench.table import markdown as table
+
+if TYPE_CHECKING:
+    from undrift.bench.offline import Offline
+
+ASIDE = "published, not run"
+COST = (
+    median("ms a batch", "milliseconds"),
+    median("peak MiB", "peak_mib", 0),
+    median("learnables", "learnables", 0),
+    Column("file", lambda record: record.get("file_bytes"), size),
+)
+
+
+def markdown(bench: "Offline", store: Store, request: Request) -> str:
+    """Return the tables of each data set: means and costs, then accuracy by task."""
+    text = ["# Offline adaptation: whole target domains, last epoch\n"]
+    for page in pages(bench, store, request):
+        text += [f"## {page.dataset.title}\n", about(page.all()) + "\n", _summary(page)]
+        text += [
+            "\nAccuracy % on the target by task" + (", the paper's in brackets" if _has_paper(page) else "") + ":\n"
+        ]
+        text.append(_by_task(page))
+        text += [f"- {row} failed {where}" for row, where in page.failures().items()]
+        text += [f"\n{page.dataset.note}\n"] if page.dataset.note else []
+    text.append(_notes(bench))
+    return "\n".join(text)
+
+
+def figures(bench: "Offline", store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
+    """Return what draws a figure for each data set that has numbers."""
+    drawn: dict[str, Callable[[Path], int]] = {}
+    for page in pages(bench, store, request):
+        rows, tasks = page.compared()
+        if rows:
+            marks = [_mark(page, row, tasks) for row in rows]
+            what = f"{page.dataset.title}: target accuracy, {len(tasks)} of {len(page.tasks)} tasks"
+            heading = figure.finding(marks, what, less_is_better=False)
+            ending = "" if page.dataset.name == "pacs" else f"-{page.dataset.name}"
+            drawn[ending] = partial(figure.overview, title=heading, marks=marks, axis="accuracy %")
+    return drawn
+
+
+def _summary(page: Page) -> str:
+    groups = {f"{len(page.main)} main tasks": page.main} if len(page.main) < len(page.tasks) else {}
+    groups |= {f"all {len(page.tasks)} tasks": page.tasks}
+    header = ["method", *(f"accuracy %, {name}" for name in groups)]
+    header += (["published %"] if _has_paper(page) else []) + ["NLL", "ECE %", "held-out source %"]
+    header += [*(column.title for column in COST), "cells"]
+    rows = [_source_using(page, name, len(header), len(groups)) for name in SOURCE_USING if _has_paper(page)]
+    for row in page.bench.rows:
+        tasks = page.main if page.done(row, page.main) else page.tasks
+        records = [record for task in page.tasks for record in page.records(row, task)]
+        line = [title(row), *(page.text(row, group, "accuracy") for group in groups.values())]
+        if _has_paper(page):
+            said = page.paper(row)
+            line.append("–" if said is None else str(said))
+        if records:
+            line += [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
+            line += [page.text(row, tasks, "source_accuracy"), *(column.text(records) for column in COST)]
+            line.append(str(len(records)))
+        else:
+            line += [""] * (len(header) - len(line))
+        rows.append(line)
+    return table(header, rows)
+
+
+def _source_using(page: Page, name: str, width: int, groups: int) -> list[str]:
+    line = [f"{name} (uses source data)", *([ASIDE] * groups), str(page.dataset.published[name])]
+    return line + [""] * (width - len(line))
+
+
+def _by_task(page: Page) -> str:
+    header = ["method", *(task.title for task in page.tasks), "Mean"]
+    rows = []
+    for name in SOURCE_USING if _has_paper(page) else ():
+        said = page.dataset.published[name]
+        rows.append([f"{name} ({ASIDE})", *(f"({value:.1f})" for value in said.domains), f"({said})"])
+    for row in page.bench.rows:
+        paper = page.paper(row)
+        values = [None] * len(page.tasks) if paper is None else [paper.domains[_place(page, t)] for t in page.tasks]
+        cells = [_cell(page, row, task) for task in page.tasks]
+        cells = [cell + ("" if value is None else f" ({value:.1f})") for cell, value in zip(cells, values, strict=True)]
+        mean = page.text(row, page.tasks, "accuracy", digits=1) + ("" if paper is None else f" ({paper})")
+        rows.append([title(row), *cells, mean])
+    return table(header, rows)
+
+
+def _place(page: Page, task: Task) -> int:
+    # A tiny likeness has fewer tasks than the paper's table.
+    return SETS[page.dataset.name].tasks.index(task)
+
+
+def _cell(page: Page, row: Row, task: Task) -> str:
+    numbers = [record["accuracy"] for record in page.records(row, task)]
+    if numbers:
+        return spread(numbers, 100, 1)
+    return FAILED if any(page.store.state(cell) == "failed" for cell in page.cells(row, task)) else NOT_RUN
+
+
+def _has_paper(page: Page) -> bool:
+    return bool(page.dataset.published)
+
+
+def _mark(page: Page, row: Row, tasks: list[Task]) -> figure.Mark:
+    domains = {
+        task.title: 100 * statistics.fmean(record["accuracy"] for record in page.records(row, task)) for task in tasks
+    }
+    numbers = [100 * n for n in page.means(row, tasks, "accuracy")] or [statistics.fmean(domains.values())]
+    said = page.paper(row) if len(tasks) == len(page.tasks) else None
+    return figure.Mark(row.label, numbers, None if said is None else said.value, row.control, domains)
+
+
+def _notes(bench: "Offline") -> str:
+    protocol = (
+        "Mean ± standard deviation over seeds, of means over tasks. The last epoch counts; no label of the target "
+        "chooses anything. Source networks are trained on 80 % of the source by SHOT's recipe, the best epoch by the "
+        "other 20 %, on which the held-out source accuracy is measured after adaptation. A seed has its own split, "
+        "source network, order and noise."
+    )
+    costs = (
+        "Time is the median of a step with its random crops, memory the peak without the images. A task that was not "
+        "run is left out of a mean, which says so."
+    )
+    aside = (
+        f"{', '.join(SOURCE_USING)} look at source data while they adapt: {ASIDE}; their values, and those in "
+        f"brackets, are from {PAPER}."
+    )
+    return "\n".join(f"- {line}" for line in (protocol, costs, aside, *notes(bench.rows))) + "\n"

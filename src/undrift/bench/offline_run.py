@@ -1,0 +1,136 @@
+"""One cell of the offline benchmarks: a copy of the source network adapts, then answers on target and source."""
+
+import contextlib
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+import undrift
+from undrift import methods
+from undrift._places import even
+from undrift._progress import Bar
+from undrift.bench.cell import Cell
+from undrift.bench.measure import Memory, Scoring, learnables
+from undrift.bench.offline_sets import Task
+from undrift.bench.offline_sources import Images, Setup, Sources
+from undrift.bench.offline_views import CentreView, RandomView, StopWatch
+from undrift.bench.request import Request
+from undrift.bench.streaming import _file_bytes
+from undrift.data import TensorDomain
+from undrift.keep.masks import MaskedGradients
+from undrift.metrics import Scores, harmonic_mean
+from undrift.perturb import Perturbed
+from undrift.zoo._gsfda import masks_of
+
+LARGE = 256  # images of a batch that is only looked at, where statistics are not the batch's
+
+Look = Callable[["Adapting", Cell, Perturbed], Mapping[str, Any]]
+"""Returns more numbers of an adapted network, for the analyses."""
+
+
+class Adapting:
+    """Runs the cells of one data set; images and source networks are made ready when first needed."""
+
+    def __init__(self, made_of: Setup, request: Request) -> None:
+        self.setup, self.request, self.device = made_of, request, request.place
+        before = None if request.deadline is None else time.monotonic() + request.deadline
+        self.images = Images(made_of, request)
+        self.sources = Sources(made_of, self.images, request, before)
+        self.centre = CentreView.of(made_of.preprocess, request.fast)
+
+    def __call__(self, cell: Cell, bar: Bar, look: Look | None = None, task: Task | None = None) -> Mapping[str, Any]:
+        """Return the numbers of one cell.
+
+        Args:
+            look: what else to find out about the adapted network.
+            task: where the cell's setting does not name it.
+        """
+        task = task or self.setup.dataset.task(cell.setting)
+        recipe = methods.get(cell.row.method, "adapt")
+        source = self.sources.network(task.source, cell.seed, masks=MaskedGradients in recipe.keepers)
+        target = self.images(task.target)
+        bar.advance(0, images=f"{len(target):,}")
+        begun = time.monotonic()
+        epochs = self.setup.epochs or recipe.epochs
+        watch = StopWatch(self.device, epochs * math.ceil(len(target) / recipe.batch_size))
+        windows = RandomView(**vars(self.centre), each=watch)
+        memory = Memory(self.device)
+        net = copy.deepcopy(source).to(self.device)
+        if self.request.fast:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        torch.manual_seed(cell.seed)
+        with quickly(self.device, self.request.fast):
+            history = undrift.adapt(
+                net,
+                target.prepared(windows),
+                method=cell.row.method,
+                epochs=epochs,
+                clean=target.prepared(self.centre),
+                generator=torch.Generator().manual_seed(cell.seed),
+                progress=False,
+                **cell.row.settings,
+            )
+            model, peak = history.model, memory.peak()
+            assert model is not None, "a history that was not saved has its model"
+            on_target = self.scores(model, target, recipe.batch_size)
+            with _source_mask(model):
+                on_source = self.scores(model, self.sources.held_out(task.source, cell.seed), recipe.batch_size)
+            more = {} if look is None else look(self, cell, model)
+        return {
+            "accuracy": on_target.accuracy,
+            "nll": on_target.nll,
+            "brier": on_target.brier,
+            "ece": on_target.ece,
+            "source_accuracy": on_source.accuracy,
+            "source_nll": on_source.nll,
+            "source_ece": on_source.ece,
+            "harmonic": harmonic_mean([on_source.accuracy, on_target.accuracy]),
+            "unanswered": on_target.unanswered,
+            "scored": on_target.count,
+            "collapsed": history.verdict is not None and history.verdict.collapsed,
+            "epochs": epochs,
+            "batch": recipe.batch_size,
+            "milliseconds": watch.milliseconds,
+            "peak_mib": peak,
+            "learnables": learnables(model),
+            "file_bytes": _file_bytes(model),
+            # Without decoding and source training, which the first cell of a source would carry for all.
+            "seconds": time.monotonic() - begun,
+            "options": model.options.as_dict(),
+            **more,
+        }
+
+    def scores(self, model: Perturbed, domain: TensorDomain, batch: int, samples: int | None = None) -> Scores:
+        """Return the scores on the centre crops of a labelled domain."""
+        labels = domain.labels
+        assert labels is not None, "a benchmark's images have labels"
+        alone = any(policy.statistics == "batch" for policy in model.norms)
+        size = even(batch if alone else LARGE, len(domain))
+        scoring = Scoring()
+        for start in range(0, len(domain), size):
+            images, truth = domain.images[start : start + size], labels[start : start + size]
+            answer = undrift.predict(model, self.centre(images), samples)
+            scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
+        return scoring.scores()[0]
+
+
+def _source_mask(model: Perturbed) -> contextlib.AbstractContextManager[None]:
+    """Turn on the source's feature mask of a network that has masks: G-SFDA is told which domain an image is of."""
+    masks = masks_of(model)
+    return contextlib.nullcontext() if masks is None else masks.using(0)
+
+
+@contextlib.contextmanager
+def quickly(device: torch.device, fast: bool) -> Iterator[None]:
+    """Let convolutions run in bfloat16 and choose their algorithms by trial, where that was asked for."""
+    trial = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = fast
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=fast):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = trial

@@ -1,0 +1,86 @@
+"""What a user asks of a benchmark: which cells, with which files, on what, for how long."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from undrift._errors import DataError, OptionError
+
+TIERS = ("A", "B")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of `undrift bench NAME`; every benchmark takes the same.
+
+    Attributes:
+        data: the folder that data sets lie in.
+        results: the folder that cells, tables and figures go to.
+        cache: a folder for corrupted images, so that they are made once; None makes them anew.
+        only: rows, by their or their method's names; empty is all.
+        tier: "A", "B" or None, both.
+        seeds: how many, from 0 up.
+        networks: by name; empty is all.
+        settings: by name; empty is the benchmark's main one, "all" is all.
+        images: at most so many of each domain.
+        tiny: a tiny random network and a few random images, to see that everything runs.
+        deadline: seconds; no cell is started that would probably end later.
+        device: "auto", "cpu", "cuda", …
+        fast: channels-last and bfloat16.
+        weights: source networks' files by the network's name.
+        frost: a folder of frost pictures, where the package that holds them is not installed.
+        extra: values that one benchmark alone knows, by name.
+    """
+
+    data: Path = Path()
+    results: Path = Path("benchmarks/results")
+    cache: Path | None = None
+    only: tuple[str, ...] = ()
+    tier: Literal["A", "B"] | None = None
+    seeds: int = 3
+    networks: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    images: int | None = None
+    tiny: bool = False
+    deadline: float | None = None
+    device: str = "auto"
+    fast: bool = False
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    frost: Path | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tier not in (None, *TIERS):
+            raise OptionError(f"tier {self.tier!r} does not exist; needed: A or B. Leave it out for both.")
+        if self.seeds < 1 or (self.images is not None and self.images < 2):
+            raise OptionError(
+                f"seeds={self.seeds} and images={self.images}; needed: at least one seed and two images. Raise them."
+            )
+
+    @property
+    def place(self) -> torch.device:
+        """The device that cells run on."""
+        name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise OptionError(f"there is no device {name!r}; needed: auto, cpu or cuda. Choose one.") from error
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise DataError("cuda was asked for and there is no GPU; needed: one. Choose --device cpu.")
+        return device
+
+    def wanted(self, known: tuple[str, ...], asked: tuple[str, ...], what: str) -> tuple[str, ...]:
+        """Return the names asked for, in the benchmark's order; raises where one is unknown."""
+        for name in asked:
+            if name not in (*known, "all"):
+                raise OptionError(
+                    f"there is no {what} {name!r} here; needed: {', '.join(known)}, or all. Choose these."
+                )
+        return known if "all" in asked else tuple(name for name in known if name in asked)
+
+
+class CannotRun(DataError):
+    """A cell that lacks a file: it stays "not run", which is no failure of its method."""

@@ -1,0 +1,172 @@
+"""Run what is missing, keep what is finished, write the tables: the same for every benchmark."""
+
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from undrift._atomic import write_text
+from undrift._errors import UndriftWarning
+from undrift._progress import Bar
+from undrift.bench.cell import Cell, in_order
+from undrift.bench.measure import machine
+from undrift.bench.request import CannotRun, Request
+from undrift.bench.store import Record, Store
+
+Say = Callable[[str], None]
+RunCell = Callable[[Cell, Bar], Mapping[str, Any]]
+MARGIN = 1.1  # a guess that is a little short should not overrun a machine that goes away
+
+
+@runtime_checkable
+class Benchmark(Protocol):
+    """What a benchmark has to say; `run` does the rest."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line and in file names."""
+
+    def cells(self, request: Request) -> list[Cell]:
+        """Return the cells that were asked for, in the order of the table."""
+
+    def shown(self, request: Request) -> list[Cell]:
+        """Return the cells of the tables: those asked for, and whatever else may be finished."""
+
+    def prepare(self, request: Request) -> RunCell:
+        """Return what runs one cell; data and networks are loaded when first used, outside the timed part."""
+
+    def markdown(self, store: Store, request: Request) -> str:
+        """Return the tables; a cell without a record is "not run"."""
+
+    def figures(self, store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
+        """Return what draws each figure, by the end of its file's name ("" for the main one)."""
+
+
+@dataclass
+class Outcome:
+    """What one call did: how many cells ran, failed, were there already or are left, the files it wrote and lacked."""
+
+    ran: int = 0
+    failed: int = 0
+    kept: int = 0
+    left: int = 0
+    wrote: list[Path] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    text: str = ""
+
+
+def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = False) -> Outcome:
+    """Run the cells that are not finished, in their order, until the deadline; then write JSON, Markdown and figures.
+
+    An error in one cell is recorded with its message and does not stop the rest; such a cell is tried again by the next
+    call. After Ctrl-C, a kill or the deadline the same call goes on where it stopped.
+    """
+    started = time.monotonic()
+    store = Store(request.results / benchmark.name)
+    cells = in_order(benchmark.cells(request))
+    pending = [cell for cell in cells if store.finished(cell) is None]
+    outcome = Outcome(kept=len(cells) - len(pending))
+    run_cell = benchmark.prepare(request)
+    with Bar(benchmark.name, len(cells), False if quiet else None, outcome.kept) as bar:
+        for number, cell in enumerate(pending, 1):
+            left = None if request.deadline is None else request.deadline - (time.monotonic() - started)
+            guess = guessed_seconds(cell, cells, store)
+            if left is not None and left < MARGIN * guess:
+                say(f"{left:.0f} s are left and {cell.key} takes about {guess:.0f} s: not started")
+                continue
+            bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
+            _one(cell, run_cell, store, request, outcome, bar, say)
+    outcome.left = sum(store.state(cell) == "not run" for cell in cells)
+    _write(benchmark, store, request, outcome)
+    return outcome
+
+
+def listing(benchmark: Benchmark, request: Request) -> list[tuple[str, str]]:
+    """Return the cells asked for in the order in which they would run, each with its state."""
+    store = Store(request.results / benchmark.name)
+    return [(cell.key, store.state(cell)) for cell in in_order(benchmark.cells(request))]
+
+
+def guessed_seconds(cell: Cell, cells: Sequence[Cell], store: Store) -> float:
+    """Return how long a cell will take: as long as with another seed, or by its row's cost; 0 where nothing is known.
+
+    What is known are finished cells of the same network and setting; with none of these, of the whole benchmark.
+    """
+    known = [(c, r) for c in cells if (r := store.finished(c)) is not None and "seconds" in r]
+    twins = [r["seconds"] for c, r in known if (c.network, c.setting, c.row, c.images) == _but_seed(cell)]
+    if twins:
+        return max(twins)
+    near = [(c, r) for c, r in known if (c.network, c.setting) == (cell.network, cell.setting)] or known
+    rates = [r["seconds"] / (c.row.cost * c.images) for c, r in near]
+    return statistics.median(rates) * cell.row.cost * cell.images if rates else 0.0
+
+
+def _but_seed(cell: Cell) -> tuple[Any, ...]:
+    return cell.network, cell.setting, cell.row, cell.images
+
+
+def _one(cell: Cell, run_cell: RunCell, store: Store, request: Request, outcome: Outcome, bar: Bar, say: Say) -> None:
+    """Run one cell and keep what came of it."""
+    about = machine(request.place) | {"fast": request.fast}
+    begun = time.monotonic()
+    try:
+        with warnings.catch_warnings():
+            # A method that collapses says so at length; here its error says it.
+            warnings.simplefilter("ignore", UndriftWarning)
+            numbers = dict(run_cell(cell, bar))
+    except CannotRun as reason:
+        if str(reason) not in outcome.lacking:  # once: it is the same for many cells
+            say(f"{cell.key}: not run: {reason}")
+        outcome.lacking.append(str(reason))
+        return
+    except Exception as error:  # of any kind: one method's bug must not cost the others their numbers
+        message = f"{type(error).__name__}: {error}"
+        store.put(cell, about | {"failed": message})
+        outcome.failed += 1
+        say(f"{cell.key}: failed: {message}")
+        return
+    finally:
+        bar.advance(1)
+    store.put(cell, {**about, "seconds": time.monotonic() - begun, **numbers})
+    outcome.ran += 1
+    headline = numbers.get("error", numbers.get("accuracy"))
+    text = "" if headline is None else f"{'error' if 'error' in numbers else 'accuracy'} {100 * headline:.2f} %, "
+    say(f"{cell.key}: {text}{time.monotonic() - begun:.1f} s")
+
+
+def _write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome) -> None:
+    shown = benchmark.shown(request)
+    outcome.text = benchmark.markdown(store, request)
+    request.results.mkdir(parents=True, exist_ok=True)
+    place = request.results / benchmark.name
+    content = {"benchmark": benchmark.name, "cells": store.all(shown)}
+    write_text(place.with_suffix(".json"), json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(place.with_suffix(".md"), outcome.text)
+    outcome.wrote = [place.with_suffix(".json"), place.with_suffix(".md")]
+    for ending, draw in benchmark.figures(store, request).items():
+        path = request.results / f"{benchmark.name}{ending}.png"
+        draw(path)
+        outcome.wrote.append(path)
+
+
+def about(records: Sequence[Record]) -> str:
+    """Return one line that says of a table's records how they came about: machine, date, precision, seeds, images."""
+    if not records:
+        return "Nothing was run yet."
+
+    def all_of(name: str) -> list[Any]:
+        return sorted({record[name] for record in records if name in record})
+
+    dates, fast = all_of("date"), all_of("fast")
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    precision = " and ".join("channels-last bfloat16" if f else "float32" for f in fast)
+    seeds = ", ".join(map(str, all_of("seed")))
+    images = " or ".join(f"{n:,}" for n in all_of("images"))
+    return (
+        f"{' and '.join(all_of('hardware'))}; torch {' and '.join(all_of('torch'))}; {precision}; {when}; "
+        f"seeds {seeds}; {images} images of each domain."
+    )

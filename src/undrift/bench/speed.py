@@ -1,0 +1,210 @@
+"""`speed`: what a Bayesian step costs beside Tent's, as ratios of one run on whatever machine it finds.
+
+    undrift bench speed                          # all parts
+    undrift bench speed --only steps,growth      # some of them
+
+Parts: steps (each rival, uncompiled and compiled), growth (time and memory over batch, image, width, samples and
+classes), launches (kernels and waits a step), startup (import, `perturb` of a ResNet-50). Each case runs in a process
+of its own, so that none sees another's memory or compiled code; compiled cases are compiled side by side first and then
+measured one by one. Medians of 30 steps after a warm-up. The floor is what the extra passes over activations must
+cost: their bytes over the machine's own copying speed.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from undrift._atomic import write_text
+from undrift._errors import OptionError
+from undrift.bench.measure import machine, wait
+from undrift.bench.request import Request
+from undrift.bench.run import Outcome, Say
+from undrift.bench.speed_report import figure, text
+from undrift.bench.speed_steps import Case, make_step
+
+GPU = (Case("WRN-28", 200, 32), Case("ResNet-50", 64, 224, 1000), Case("ViT-S/16", 64, 224, 1000))
+CPU = (Case("WRN-40", 64, 32, width=2),)
+PARTS = ("steps", "growth", "launches", "startup")
+STEPS, WARM_UP = 30, 8
+
+
+def benchmark(request: Request, say: Say = print, quiet: bool = False) -> Outcome:  # noqa: ARG001  as every benchmark
+    """Measure the parts asked for, and write speed.json, speed.md and speed.png; parts measured earlier stay."""
+    unknown = [name for name in request.only if name not in PARTS]
+    if unknown:
+        raise OptionError(f"speed has no part {unknown[0]!r}; needed: one of {', '.join(PARTS)}. Choose these.")
+    device = request.place
+    kept = request.results / f"speed-{device.type}.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    request.results.mkdir(parents=True, exist_ok=True)
+    outcome = Outcome()
+    for part in PARTS:
+        if request.only and part not in request.only:
+            continue
+        started = time.monotonic()
+        found[part] = {"rows": _MEASURES[part](device, request.tiny, say), "machine": machine(device)}
+        found[part]["seconds"] = round(time.monotonic() - started, 1)
+        write_text(kept, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        outcome.ran += 1
+    outcome.text = text(found)
+    write_text(kept.with_suffix(".md"), outcome.text)
+    outcome.wrote += [kept, kept.with_suffix(".md")]
+    if found.get("growth"):
+        figure(kept.with_suffix(".png"), found)
+        outcome.wrote.append(kept.with_suffix(".png"))
+    return outcome
+
+
+def _steps(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:
+    """Return time and memory of each rival's step, uncompiled and compiled."""
+    gpu = device.type == "cuda"
+    cases = GPU if gpu else (replace(CPU[0], batch=2, side=8),) if tiny else CPU
+    jobs = [
+        {"case": asdict(c), "kind": kind, "compiled": compiled, "low": low}
+        for c in cases
+        for kind, compiled, low in (
+            ("tent", False, gpu),
+            ("vmp", False, gpu),
+            *([("tent", True, True), ("vmp", True, True), ("fine-tune", False, True)] if gpu else []),
+            *([("tent", False, False)] if gpu else []),
+            *([("released", False, False)] if c.network != "ViT-S/16" else []),
+        )
+    ]
+    # Compiling takes a minute and one core: all at once, into the compiler's cache on disk.
+    warming = [_start({**job, "steps": 1}, device) for job in jobs if job["compiled"]]
+    for process in warming:
+        process.wait()
+    return [_ran(job | ({"steps": 3} if tiny else {}), device, say) for job in jobs]
+
+
+def _growth(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:
+    """Return time and memory over each size, for Tent, VMP and fine-tuning, uncompiled."""
+    gpu = device.type == "cuda"
+    base = Case("WRN-28", 64, 32, width=10) if gpu else Case("WRN-40", 16, 32, width=2)
+    sizes: dict[str, tuple[int, ...]] = {
+        "batch": (8, 32, 128, 512) if gpu else (4, 16, 64),
+        "side": (32, 64, 128) if gpu else (16, 32, 64),
+        "width": (2, 5, 10, 16) if gpu else (1, 2, 4),
+        "samples": (1, 2, 4, 8),
+        "classes": (10, 1000, 10000),
+    }
+    if tiny:
+        base, sizes = Case("WRN-40", 2, 8, width=1), {"batch": (2, 4)}
+    job = {"kinds": ("tent", "vmp", "fine-tune"), "low": gpu, "steps": 2 if tiny else 10 if gpu else 3}
+    cases = [(axis, asdict(base) | {axis: size}) for axis, among in sizes.items() for size in among]
+    rows: list[dict[str, Any]] = _ran({**job, "cases": cases}, device, say, many=True)["rows"]
+    return rows
+
+
+def _launches(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:  # noqa: ARG001
+    """Return kernel launches and waits for the device in one step; a CPU has none."""
+    if device.type != "cuda":
+        return []
+    jobs = [{"case": asdict(c), "kind": k, "count": True, "low": True} for c in GPU for k in ("tent", "vmp")]
+    return [_ran(job, device, say) for job in jobs]
+
+
+def _startup(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:  # noqa: ARG001
+    """Return the seconds of importing undrift (and torch alone), and of perturbing a ResNet-50."""
+    program = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+    perturbing = (
+        "import time, undrift; net = undrift.zoo.build('resnet50', classes=10); t = time.perf_counter(); "
+        "undrift.perturb(net); print(time.perf_counter() - t)"
+    )
+    programs = {"import torch": program.format("torch"), "import undrift": program.format("undrift")}
+    rows = []
+    for name, code in (programs | {"perturb a ResNet-50": perturbing}).items():
+        times = [float(subprocess.check_output([sys.executable, "-c", code], text=True)) for _ in range(3)]  # noqa: S603
+        rows.append({"what": name, "seconds": statistics.median(times)})
+    return rows
+
+
+_MEASURES = {"steps": _steps, "growth": _growth, "launches": _launches, "startup": _startup}
+
+
+# In a process of its own -----------------------------------------------------------------------------------------
+
+
+def _start(job: dict[str, Any], device: torch.device) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "undrift.bench.speed", str(device), json.dumps(job)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
+
+
+def _ran(job: dict[str, Any], device: torch.device, say: Say, many: bool = False) -> dict[str, Any]:
+    """Return what a job measured; one that failed says why, and the others go on."""
+    process = _start(job, device)
+    out, error = process.communicate()
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if many:
+        for line in error.splitlines():
+            if line.startswith("failed"):
+                say(line)
+        return {"rows": [json.loads(line) for line in lines]}
+    result = json.loads(lines[-1]) if lines else {"error": (error.strip().splitlines() or ["no answer"])[-1]}
+    shown = {k: v for k, v in result.items() if k != "case"}
+    say(f"{job['case']['network']}: {shown}")
+    return {**job, **result}
+
+
+def measure(job: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return median milliseconds a step and the peak of memory in MiB."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    case = Case(**job["case"])
+    step = make_step(job["kind"], case, device, job.get("compiled", False), job.get("low", False))
+    x = torch.rand(case.batch, 3, case.side, case.side, device=device)
+    x = x.to(memory_format=torch.channels_last) if job.get("low") else x
+    steps = job.get("steps", STEPS if device.type == "cuda" else 7)
+    for _ in range(min(WARM_UP, steps)):
+        step(x)
+    if job.get("count"):
+        return _counted(step, x)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(steps):
+        wait(device)
+        start = time.perf_counter()
+        step(x)
+        wait(device)
+        times.append(1e3 * (time.perf_counter() - start))
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+    return {"ms": statistics.median(times), "least_ms": min(times), "peak": peak}
+
+
+def _counted(step: Any, x: torch.Tensor) -> dict[str, Any]:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step(x)
+        torch.cuda.synchronize()
+    names = [event.name for event in seen.events()]
+    launches = sum("LaunchKernel" in name for name in names)
+    waits = sum("Synchronize" in name and "Stream" in name for name in names)
+    copies = sum("Memcpy DtoH" in name for name in names)
+    return {"launches": launches, "waits": waits, "copies to host": copies}
+
+
+def main() -> None:
+    """Measure one job given as JSON, and print what was found as a line of JSON."""
+    device, job = torch.device(sys.argv[1]), json.loads(sys.argv[2])
+    if "cases" not in job:
+        print(json.dumps(measure(job, device)), flush=True)
+        return
+    for axis, case in job["cases"]:
+        for kind in job["kinds"]:
+            try:
+                found = measure({"case": case, "kind": kind, "low": job["low"], "steps": job["steps"]}, device)
+            except torch.OutOfMemoryError as error:
+                print(f"failed {axis} {case} {kind}: {error}", file=sys.stderr)
+                continue
+            print(json.dumps({"axis": axis, "size": case[axis], "kind": kind, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

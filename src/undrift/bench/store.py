@@ -1,0 +1,80 @@
+"""Finished cells, a JSON file each: they accumulate, survive a kill, and merge by copying files together."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from undrift._atomic import write_text
+from undrift._errors import DataError
+from undrift.bench.cell import Cell
+
+Record = dict[str, Any]
+"""What is known of one cell; a cell that failed has `failed`, the message, and no numbers."""
+
+
+class Store:
+    """A folder of records, `FOLDER/KEY.json`.
+
+    Examples:
+        >>> import tempfile
+        >>> from undrift.bench.cell import Row
+        >>> cell = Cell("demo", "digits", "continual", Row("tent", "tent"), 0, 100)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = Store(Path(folder) / "demo")
+        ...     store.put(cell, {"error": 0.25})
+        ...     store.finished(cell)["error"], store.finished(cell)["row"]
+        (0.25, 'tent')
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[str, Record] = {}  # a record is written once: what was read stays true
+
+    def put(self, cell: Cell, numbers: Mapping[str, Any]) -> None:
+        """Write what a cell gave, whole or not at all."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        record = cell.identity | dict(numbers)
+        write_text(self._place(cell), json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        self._read.pop(cell.key, None)
+
+    def get(self, cell: Cell) -> Record | None:
+        """Return the record of a cell, failed or finished, or None; one made with other settings is not its own."""
+        if cell.key not in self._read:
+            place = self._place(cell)
+            if not place.is_file():
+                return None
+            self._read[cell.key] = _load(place)
+        record = self._read[cell.key]
+        wanted = json.loads(json.dumps(cell.identity))
+        return record if all(record.get(name) == value for name, value in wanted.items()) else None
+
+    def finished(self, cell: Cell) -> Record | None:
+        """Return the record of a cell that ran to its end, or None."""
+        record = self.get(cell)
+        return None if record is None or "failed" in record else record
+
+    def state(self, cell: Cell) -> str:
+        """Return "finished", "failed" or "not run"."""
+        record = self.get(cell)
+        return "not run" if record is None else "failed" if "failed" in record else "finished"
+
+    def all(self, cells: Iterable[Cell]) -> list[Record]:
+        """Return the finished records of these cells, in order."""
+        return [record for cell in cells if (record := self.finished(cell)) is not None]
+
+    def _place(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.key}.json"
+
+
+def _load(place: Path) -> Record:
+    try:
+        record = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{place} cannot be read ({error}); needed: the JSON record of a finished cell. Copy it again, or delete "
+            "it and the cell is run again."
+        ) from error
+    if not isinstance(record, dict):
+        raise DataError(f"{place} holds a {type(record).__name__}; needed: the JSON record of a cell. Delete it.")
+    return record

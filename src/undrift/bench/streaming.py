@@ -1,0 +1,192 @@
+"""One cell of an online benchmark: a fresh copy of the network follows the stream, and is asked about clean images."""
+
+import contextlib
+import copy
+import gc
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import undrift
+from undrift._errors import OptionError, UndriftError
+from undrift._progress import Bar
+from undrift.bench.cell import Cell
+from undrift.bench.corrupted import Corrupted
+from undrift.bench.measure import Clock, Memory, Scoring, learnables, means
+from undrift.bench.request import CannotRun, Request
+from undrift.bench.settings import Plan, Setting, plan
+from undrift.data import Preprocess, TensorDomain
+
+if TYPE_CHECKING:
+    from undrift.bench.online import Online
+
+SHOWN_EVERY = 25  # batches; each look at the running error waits for the device
+SOURCE_SETTINGS = ("source", "source_images")  # how a method asks for source images
+FEW_CLEAN = 2000
+SOURCE_IMAGES = 2000  # as many as EATA's authors take
+
+
+class Streaming:
+    """Runs the cells of one benchmark; networks, clean and corrupted images are loaded when first needed."""
+
+    def __init__(self, benchmark: "Online", request: Request) -> None:
+        self.benchmark, self.request, self.device = benchmark, request, request.place
+        self._networks: dict[str, nn.Module] = {}
+
+    @cached_property
+    def clean(self) -> TensorDomain:
+        """The clean test images, on the CPU, framed and still to be normalised."""
+        return self.benchmark.clean(self.request)
+
+    @cached_property
+    def corrupted(self) -> Corrupted:
+        """Their corruptions."""
+        return Corrupted(self.clean, self.device, self.request.cache, self.request.frost)
+
+    def network(self, name: str) -> nn.Module:
+        """Return a source network, on the CPU: each cell takes a copy of its own."""
+        if name not in self._networks:
+            known = {network.name: network for network in self.benchmark.networks}
+            self._networks[name] = known[name].load(self.request)
+        return self._networks[name]
+
+    def __call__(self, cell: Cell, bar: Bar) -> Mapping[str, Any]:
+        """Return the numbers of one cell."""
+        settings = dict(cell.row.settings) | self._needed(cell)
+        source = self.network(cell.network)
+        setting = next(s for s in self.benchmark.settings if s.name == cell.setting)
+        feed = self._feed(cell, setting)
+        begun = time.monotonic()  # images and networks are loaded once, for all cells
+        gc.collect()  # hooks make circles: the last cell's network must not be freed in the middle of this one's count
+        memory = Memory(self.device)
+        net = copy.deepcopy(source).to(self.device)
+        if self.request.fast:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        torch.manual_seed(cell.seed)
+        if setting.episodic:
+            settings["episodic"] = True
+        scoring, clock = Scoring(), Clock(self.device, len(feed.plan.batches))
+        with self._quickly():
+            stream = undrift.stream(net, feed, method=cell.row.method, **settings)
+            for number, (truth, domain) in enumerate(feed.batches()):
+                answer = clock(lambda: next(stream))
+                scoring.add(answer.probs, answer.label, truth, domain)
+                if number % SHOWN_EVERY == 0:
+                    bar.advance(0, error=f"{100 * scoring.error():.1f} %")
+            peak, model = memory.peak(), stream.model
+            forgotten = self._clean_error(model, feed.preprocess)
+        corruptions = self.benchmark.corruptions
+        numbers = means({corruptions[d]: scores for d, scores in scoring.scores().items()})
+        return numbers | {
+            "source_error_after": forgotten,
+            "milliseconds": clock.milliseconds,
+            "peak_mib": peak,
+            "learnables": learnables(model),
+            "file_bytes": _file_bytes(model),
+            "batch": feed.size,
+            "seconds": time.monotonic() - begun,
+            "corrupted_on": self.device.type,
+            "options": model.options.as_dict(),
+        }
+
+    def _feed(self, cell: Cell, setting: Setting) -> "Feed":
+        benchmark, labels = self.benchmark, self.clean.labels
+        assert labels is not None
+        count = min(cell.images, len(self.clean))
+        size = setting.batch or benchmark.batch
+        network = next(n for n in benchmark.networks if n.name == cell.network)
+        images = self.corrupted.held(setting.kinds(benchmark.corruptions), count)
+        laid_out = plan(setting, benchmark.corruptions, labels, count, size, cell.seed)
+        return Feed(images, labels, laid_out, network.preprocess, self.device, self.request.fast, size)
+
+    def _needed(self, cell: Cell) -> dict[str, Any]:
+        """Return what a method asks for: the network's preprocessing, or clean test images without labels."""
+        try:
+            known = undrift.methods.get(cell.row.method, "stream").settings()
+        except OptionError as error:
+            raise CannotRun(str(error)) from error
+        network = next(n for n in self.benchmark.networks if n.name == cell.network)
+        needed: dict[str, Any] = {"preprocess": network.preprocess} if "preprocess" in known else {}
+        asked = [name for name in known if name in SOURCE_SETTINGS]
+        if asked:
+            images = self.clean.images[:SOURCE_IMAGES].to(self.device)
+            needed[asked[0]] = [network.preprocess.normalise(part) for part in images.split(self.benchmark.batch)]
+        return needed
+
+    def _clean_error(self, model: nn.Module, preprocess: Preprocess) -> float:
+        """Return the error on clean source images of the network as the stream left it."""
+        labels = self.clean.labels
+        assert labels is not None
+        wanted = self.request.images  # fewer than all: then a part of the clean ones will do, too
+        count = len(self.clean) if wanted is None else min(len(self.clean), FEW_CLEAN)
+        scoring = Scoring()
+        for start in range(0, count, self.benchmark.batch):
+            some = slice(start, min(start + self.benchmark.batch, count))
+            images = _formatted(preprocess.normalise(self.clean.images[some].to(self.device)), self.request.fast)
+            answer, truth = undrift.predict(model, images), labels[some].to(self.device)
+            scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
+        return scoring.error()
+
+    @contextlib.contextmanager
+    def _quickly(self) -> Iterator[None]:
+        """Let convolutions run in bfloat16 and choose their algorithms by trial, where that was asked for."""
+        trial = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = self.request.fast
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.request.fast):
+                yield
+        finally:
+            torch.backends.cudnn.benchmark = trial
+
+
+class Feed:
+    """Hands a stream its batches one by one; each is ready on the device before its time is taken."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        laid_out: Plan,
+        preprocess: Preprocess,
+        device: torch.device,
+        fast: bool,
+        size: int,
+    ) -> None:
+        self.images, self.plan, self.preprocess = images, laid_out, preprocess
+        self.device, self.fast, self.size = device, fast, size
+        self._kind, self._image = laid_out.kind.to(images.device), laid_out.image.to(images.device)
+        self._truth, self._domain = labels[laid_out.image].to(device), laid_out.domain.to(device)
+        self._ready: Tensor | None = None
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Make each batch ready in turn, and yield its true classes and domains, which the stream does not see."""
+        for begin, end in self.plan.batches:
+            some = slice(begin, end)
+            raw = self.images[self._kind[some], self._image[some]].to(self.device)
+            self._ready = _formatted(self.preprocess.normalise(raw), self.fast)
+            yield self._truth[some], self._domain[some]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            assert self._ready is not None, "a batch is made ready before the stream asks for it"
+            ready, self._ready = self._ready, None
+            yield ready
+
+
+def _formatted(images: Tensor, fast: bool) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last) if fast else images
+
+
+def _file_bytes(model: Any) -> int | None:
+    """Return the size of the domain file, or None where the model cannot be saved (a network that diverged)."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return undrift.save(model, Path(folder, "domain.safetensors"))
+        except UndriftError:
+            return None

@@ -1,0 +1,68 @@
+"""Markdown tables of records: a mean and a deviation over seeds, and "not run" where there is nothing."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from undrift.bench.store import Record
+
+NOT_RUN = "not run"
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its title, where its number lies in a record, and how it is written.
+
+    Attributes:
+        take: from a record to a number, or None where there is none.
+        show: from the numbers of all seeds to text.
+    """
+
+    title: str
+    take: Callable[[Record], float | None]
+    show: Callable[[Sequence[float]], str]
+
+    def text(self, records: Sequence[Record]) -> str:
+        """Return the cell of the table for the records of one row."""
+        numbers = [n for record in records if (n := self.take(record)) is not None]
+        return self.show(numbers) if numbers else "–"
+
+
+def field(title: str, name: str, scale: float = 1.0, digits: int = 2) -> Column:
+    """Return a column of one number of the record, with its deviation over seeds.
+
+    Examples:
+        >>> field("error %", "error", 100).text([{"error": 0.25}, {"error": 0.27}])
+        '26.00 ± 1.41'
+    """
+    return Column(title, lambda record: record.get(name), lambda n: spread(n, scale, digits))
+
+
+def median(title: str, name: str, digits: int = 1) -> Column:
+    """Return a column of one number whose seeds are repetitions: their median."""
+    return Column(title, lambda record: record.get(name), lambda n: f"{statistics.median(n):,.{digits}f}")
+
+
+def spread(numbers: Sequence[float], scale: float = 1.0, digits: int = 2) -> str:
+    """Return mean ± standard deviation (of a sample), the mean alone for one number."""
+    mean = f"{scale * statistics.fmean(numbers):.{digits}f}"
+    return mean if len(numbers) < 2 else f"{mean} ± {scale * statistics.stdev(numbers):.{digits}f}"
+
+
+def size(numbers: Sequence[float]) -> str:
+    """Return bytes as kB or MB."""
+    count = statistics.median(numbers)
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a Markdown table: first column left, the others right."""
+    rule = "|".join(["---", *("---:" for _ in header[1:])])
+    lines = [_line(header), f"|{rule}|", *(_line(row) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,248 @@
+"""How far two domains lie apart in each layer of a network, and how large the learned noise is there.
+
+    undrift.shift.a_distance(net, source_images, target_images)     # {"conv1": 1.96, "layer1.0.conv1": 1.88, …}
+    undrift.shift.sigma(model)                                      # Σσ a layer, where it started, σ over std(kernel)
+
+The paper sets the one beside the other: a larger shift should come with a larger σ.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from undrift import layers as known_layers
+from undrift._batches import to_device
+from undrift._domain_file import Sigma, sigmas
+from undrift._errors import DataError, OptionError, UndriftError
+from undrift.data import FileDomain, TensorDomain
+from undrift.layers import evaluating
+from undrift.options import _suggest
+from undrift.perturb import Perturbed
+from undrift.predict import _batches
+from undrift.prior import initial_log_var
+from undrift.select import plain_name
+
+__all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
+
+LEAST = 8  # images of each domain: fewer tell nothing about a held-out error
+NEWTON_STEPS = 20
+PENALTY = 1e-2
+
+
+@dataclass(frozen=True)
+class LayerSigma(Sigma):
+    """The noise of one layer, and where it started.
+
+    Attributes:
+        start_l1: Σσ before the first step.
+        start_relative: mean of σ over the standard deviation of its kernel, before the first step.
+    """
+
+    start_l1: float = 0.0
+    start_relative: float = 0.0
+
+
+def sigma(model: Perturbed) -> tuple[LayerSigma, ...]:
+    """Return how large the noise of each layer is, beside where it started, in the network's order.
+
+    The paper's measure of a layer's uncertainty is ‖σ‖₁ = Σσ over the layer's variances (`l1`). It grows with the
+    number and the size of the kernels, so it rises with depth before anything was learned; `relative`, σ over the
+    standard deviation of its kernel, does not.
+
+    Examples:
+        >>> import undrift
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+        >>> model = undrift.perturb(net, init_fraction=0.04)
+        >>> [(row.layer, row.l1 == row.start_l1, round(row.start_relative, 6)) for row in sigma(model)]
+        [('0', True, 0.2), ('2', True, 0.2)]
+    """
+    if not isinstance(model, Perturbed):
+        raise UndriftError(
+            f"got a {type(model).__name__}; shift.sigma needs a perturbed network. Make one: undrift.perturb(net)."
+        )
+    rows = []
+    for row, noise in zip(sigmas(model), model.noises(), strict=True):
+        start = initial_log_var(noise.kernel_var, model.options).expand_as(noise.log_var)
+        relative = (0.5 * (start - noise.kernel_var.log())).double().exp()
+        l1 = (0.5 * start.double()).exp().sum()
+        rows.append(LayerSigma(**vars(row), start_l1=float(l1), start_relative=float(relative.mean())))
+    return tuple(rows)
+
+
+def a_distance(
+    net: nn.Module,
+    one: Any,
+    other: Any,
+    layers: Sequence[str] | None = None,
+    *,
+    batch_size: int = 64,
+    penalty: float = PENALTY,
+    seed: int = 0,
+) -> dict[str, float]:
+    """Return the proxy A-distance between two sets of images at each layer of a network.
+
+        d_A = 2 (1 − 2 ε)
+
+    ε is the held-out error of a linear classifier (logistic regression) that tells the two domains apart by the layer's
+    output, averaged over positions: 0 where they cannot be told apart, 2 where they always can. Each half of the images
+    is classified by what was fitted on the other half, so every image counts once. Of the larger domain only as many
+    images are used as the smaller one has.
+
+    Args:
+        net: any network; of a perturbed one, the adapted network without noise.
+        one: images: a tensor, a domain of `undrift.data`, or an iterable of batches. Labels are not looked at.
+        other: the same for the other domain.
+        layers: names of submodules; None takes every convolution, linear and attention layer.
+        batch_size: images of a tensor or a domain that are looked at at once.
+        penalty: ½·penalty·‖w‖² keeps the classifier finite where the domains are separable.
+        seed: of the two halves.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+        >>> dark, bright = torch.rand(40, 1, 3, 3), 9 + torch.rand(40, 1, 3, 3)
+        >>> a_distance(net, dark, bright)["0"]
+        2.0
+    """
+    if not 0 < penalty < float("inf"):
+        raise OptionError(f"penalty={penalty!r} is not a number above 0. {PENALTY} is usual.")
+    inner = net.net if isinstance(net, Perturbed) else net
+    chosen = _chosen(inner, layers)
+    first, second = (_activations(net, chosen, images, batch_size) for images in (one, other))
+    count = min(len(next(iter(seen.values()))) for seen in (first, second))
+    if count < LEAST:
+        raise DataError(
+            f"one of the domains has {count} images; needed: at least {LEAST} of each, to hold half of them out. Give "
+            "more images."
+        )
+    return {
+        name: 2 * (1 - 2 * min(domain_error(first[name][:count], second[name][:count], penalty, seed), 0.5))
+        for name in chosen
+    }
+
+
+def domain_error(one: Tensor, other: Tensor, penalty: float = PENALTY, seed: int = 0) -> float:
+    """Return the held-out error of a linear classifier that tells the rows of two matrices apart.
+
+    Two folds; each half is classified by a logistic regression on the other, whose features are standardised there.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    parts = [matrix.double()[torch.randperm(len(matrix), generator=generator)] for matrix in (one, other)]
+    halves = [[matrix[: len(matrix) // 2], matrix[len(matrix) // 2 :]] for matrix in parts]
+    wrong, total = 0.0, 0
+    for train, test in ((0, 1), (1, 0)):
+        fitted = torch.cat([half[train] for half in halves])
+        mean, std = fitted.mean(0), fitted.std(0)
+        std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.inf)  # a constant feature tells nothing
+
+        def ready(rows: Tensor, mean: Tensor = mean, std: Tensor = std) -> Tensor:
+            return (rows - mean) / std
+
+        signs = torch.cat([rows.new_full((len(rows),), sign) for rows, sign in _signed(halves, train)])
+        weight, bias = _logistic(ready(fitted), signs, penalty)
+        for rows, sign in _signed(halves, test):
+            score = sign * (ready(rows) @ weight + bias)
+            # A row on the boundary is half wrong: features that tell nothing give an error of one half.
+            wrong += float((score < 0).sum()) + 0.5 * float((score == 0).sum())
+            total += len(rows)
+    return wrong / total
+
+
+def _signed(halves: list[list[Tensor]], which: int) -> list[tuple[Tensor, float]]:
+    return [(halves[0][which], -1.0), (halves[1][which], 1.0)]
+
+
+def _logistic(rows: Tensor, signs: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Return weight and bias that minimise mean log(1 + exp(−y(xw + b))) + ½·penalty·‖w‖², by Newton's method."""
+    basis: Tensor | None = None
+    if rows.shape[1] > rows.shape[0]:
+        # The minimum lies in the span of the rows: fewer unknowns, the same answer.
+        basis = torch.linalg.qr(rows.T).Q
+        rows = rows @ basis
+    design = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+    decay = torch.full_like(design[0], penalty)
+    decay[-1] = 1e-8  # the bias is free; this much keeps the Hessian invertible where all rows are certain
+
+    def loss(at: Tensor) -> Tensor:
+        return F.softplus(-signs * (design @ at)).mean() + 0.5 * (decay * at.square()).sum()
+
+    at = torch.zeros_like(design[0])
+    for _ in range(NEWTON_STEPS):
+        share = torch.sigmoid(-signs * (design @ at))
+        slope = -(design.T @ (signs * share)) / len(design) + decay * at
+        curvature = design.T @ (design * (share * (1 - share))[:, None]) / len(design) + decay.diag()
+        step = torch.linalg.solve(curvature, slope)
+        now, pace = loss(at), 1.0
+        while pace > 1e-4 and float(loss(at - pace * step)) > float(now):
+            pace /= 2  # far from the minimum a whole step may overshoot
+        at = at - pace * step
+        if float(slope.abs().max()) < 1e-8:
+            break
+    weight = at[:-1] if basis is None else basis @ at[:-1]
+    return weight, at[-1]
+
+
+def _chosen(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module]:
+    modules = {plain_name(name): module for name, module in net.named_modules() if plain_name(name)}
+    if layers is None:
+        found = {name: module for name, module in modules.items() if known_layers.kind(module) is not None}
+        if not found:
+            raise OptionError(
+                f"{type(net).__name__} has no convolution, linear or attention layer to look at; needed: at least one. "
+                "Name submodules: layers=…"
+            )
+        return found
+    for name in layers:
+        if name not in modules:
+            raise OptionError(
+                f"layers names {name!r}, which is no submodule{_suggest(name, modules)}. The network has "
+                f"{', '.join(modules)[:300] or 'none'}."
+            )
+    return {name: modules[name] for name in layers}
+
+
+@torch.no_grad()
+def _activations(net: nn.Module, chosen: dict[str, nn.Module], images: Any, batch_size: int) -> dict[str, Tensor]:
+    """Return each layer's output for all images, averaged over positions: images × channels."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in chosen}
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(net))
+        if isinstance(net, Perturbed):
+            stack.enter_context(net.mean())
+        stack.enter_context(_watching(chosen, seen))
+        # A loader has batches of its own.
+        size = batch_size if isinstance(images, Tensor | FileDomain | TensorDomain) else None
+        for batch in _batches(images, size):
+            net(to_device(batch, net))
+    for name, parts in seen.items():
+        if not parts:
+            raise OptionError(f"the network never called {name!r}, or it saw no images. Name layers that it calls.")
+    return {name: torch.cat(parts) for name, parts in seen.items()}
+
+
+@contextmanager
+def _watching(chosen: dict[str, nn.Module], seen: dict[str, list[Tensor]]) -> Iterator[None]:
+    handles = []
+    for name, module in chosen.items():
+
+        def keep(module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+            seen[name].append(_pooled(module, output[0] if isinstance(output, tuple) else output))
+
+        handles.append(module.register_forward_hook(keep))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pooled(module: nn.Module, output: Tensor) -> Tensor:
+    """Return one vector an image: convolutions have their channels second, everything else last."""
+    convolution = known_layers.kind(module) in ("conv", "conv_transpose") or output.ndim == 4
+    positions: Iterable[int] = range(2, output.ndim) if convolution else range(1, output.ndim - 1)
+    where = tuple(positions)
+    return (output.float().mean(where) if where else output.float()).detach()

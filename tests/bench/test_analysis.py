@@ -1,0 +1,165 @@
+"""The analyses: what each part varies, what is taken over instead of run again, and what the pictures say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import undrift
+from undrift._errors import OptionError
+from undrift.bench import Request, Store, run
+from undrift.bench.analysis import Analysis
+from undrift.bench.analysis_figures import correlations, finding, spearman
+from undrift.bench.analysis_parts import BETAS, DRAWS_IN_TEST, SCALES, STAGES, parts
+from undrift.bench.analysis_run import same_run
+from undrift.bench.cell import Row
+from undrift.bench.offline import Offline
+
+NAMES = ["sigma", "prior", "sharing", "layers", "schemes", "samples", "beta"]
+
+
+def tiny(folder: Path, **more: Any) -> Request:
+    return Request(**{"results": folder, "tiny": True, "seeds": 1, "device": "cpu", **more})
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def test_each_figure_of_the_paper_is_a_part():
+    found = parts()
+    assert list(found) == NAMES
+    for part in found.values():
+        loops = {"pacs": "adapt", "cifar10-c": "stream", "cifar100-c": "stream"}
+        for trial in part.trials:
+            undrift.methods.get(trial.row.method, loops[trial.where]).build(trial.row.settings)
+        keys = [(t.where, t.task, t.row.name) for t in part.trials]
+        assert len(set(keys)) == len(keys)
+    beta = {t.value: t.row.settings["beta"] for t in found["beta"].trials if t.curve == "SHOT"}
+    assert list(beta.values()) == list(BETAS)
+    assert (min(BETAS), max(BETAS)) == (0.1, 2.0)
+    isotropic = [t.row.settings["prior_scale"] for t in found["prior"].trials if t.curve == "isotropic"]
+    assert tuple(isotropic) == SCALES
+
+
+@pytest.mark.parametrize(("where", "network"), [("pacs", "shot_resnet50"), ("cifar10-c", "wrn40_2")])
+def test_what_is_left_out_is_there(where, network):
+    net = undrift.zoo.build(network, 7)
+    model = undrift.perturb(net)
+    for stage in STAGES[where]:
+        without = undrift.perturb(model.remove(), exclude=(stage,))
+        assert 0 < len(without.noises()) < len(model.noises())
+        model_again = without.remove()
+        assert model_again is net
+
+
+def test_every_cell_has_a_file_of_its_own():
+    keys = [cell.key for cell in Analysis().cells(Request())]
+    assert len(set(keys)) == len(keys)
+    assert all(key.endswith(".s0") for key in keys)
+    assert Analysis().cells(Request(tier="A")) == []
+
+
+def test_parts_and_data_are_chosen_by_name():
+    bench = Analysis()
+    cells = bench.cells(Request(only=("prior", "beta"), settings=("pacs",)))
+    assert {cell.setting for cell in cells} == {"prior photo-sketch", "beta photo-sketch"}
+    other = bench.cells(Request(only=("beta",), extra={"task": "photo-cartoon", "epochs": "5"}))
+    assert {cell.setting for cell in other} == {"beta 5 epochs photo-cartoon"}
+    assert {cell.images for cell in other} == {2344}
+    with pytest.raises(OptionError, match="there is no part 'depth'"):
+        bench.cells(Request(only=("depth",)))
+    with pytest.raises(OptionError, match="there is no task 'photo-photo'"):
+        bench.cells(Request(extra={"task": "photo-photo"}))
+    with pytest.raises(OptionError, match="epochs='0'"):
+        bench.cells(Request(extra={"epochs": "0"}))
+
+
+def test_rows_are_the_same_run_however_they_are_written():
+    plain = Row("a", "vmp-shot:paper")
+    assert same_run(plain, Row("b", "vmp-shot", {"beta": 0.3, "train_samples": 1}))
+    assert not same_run(plain, Row("b", "vmp-shot", {"beta": 0.5}))
+    assert not same_run(plain, Row("b", "vmp-shot", {"train_samples": 2}))
+    assert not same_run(Row("a", "shot"), Row("b", "shot-bn"))
+    assert same_run(Row("a", "eta"), Row("b", "eta"))
+
+
+def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
+    bench, request = Analysis(), tiny(tmp_path, settings=("pacs",), only=("sigma", "sharing", "samples"))
+    outcome = run(bench, request, quiet, quiet=True)
+    assert outcome.failed == 0
+    records = json.loads((tmp_path / "analysis.json").read_text())["cells"]
+    looked = next(r for r in records if r["setting"].startswith("sigma"))
+    assert list(looked["sigma"]) == list(looked["a_distance"])
+    assert all(0 <= d <= 2 for d in looked["a_distance"].values())
+    assert list(looked["by_samples"]) == [str(n) for n in DRAWS_IN_TEST]
+    # The noise of this untrained network is too small to matter: any number of draws says what ten say.
+    assert looked["by_samples"]["10"]["nll"] == pytest.approx(looked["nll"], abs=0.02)
+    kernel, weight = (next(r for r in records if r["row"] == f"one-a-{what}") for what in ("kernel", "weight"))
+    assert kernel["taken_from"].startswith("analysis/tiny.sigma_photo-sketch")
+    assert kernel["accuracy"] == looked["accuracy"]
+    assert "taken_from" not in weight
+    assert weight["learnables"] > kernel["learnables"]
+    text = outcome.text
+    assert "| PACS | in test | 50 |" in text
+    assert "| CIFAR-10-C | in test | 50 | not run |" in text
+    assert {path.name for path in outcome.wrote} >= {
+        "analysis-sigma.png",
+        "analysis-sharing.png",
+        "analysis-samples.png",
+    }
+    assert "analysis-beta.png" not in {path.name for path in outcome.wrote}
+
+
+def test_what_offline_has_run_is_not_run_again(tmp_path):
+    request = tiny(tmp_path, settings=("photo-sketch",), only=("shot",))
+    run(Offline(), request, quiet, quiet=True)
+    (cell,) = Offline().cells(request)
+    known = Store(tmp_path / "offline").finished(cell)
+    bench = Analysis()
+    run(bench, replace(request, only=("beta", "schemes"), settings=("pacs",)), quiet, quiet=True)
+    records = json.loads((tmp_path / "analysis.json").read_text())["cells"]
+    taken = {r["row"]: r for r in records if r.get("taken_from", "").startswith("offline/")}
+    assert set(taken) == {"shot-0.3", "all-weights"}
+    assert taken["shot-0.3"]["accuracy"] == known["accuracy"]
+    assert taken["shot-0.3"]["benchmark"] == "analysis"
+
+
+def test_streams_run_on_corruptions(tmp_path):
+    bench, request = Analysis(), tiny(tmp_path, settings=("cifar100-c",), only=("schemes",))
+    outcome = run(bench, request, quiet, quiet=True)
+    assert (outcome.ran, outcome.failed) == (5, 0)
+    records = json.loads((tmp_path / "analysis.json").read_text())["cells"]
+    vmp = next(r for r in records if r["row"] == "perturbation-vmp")
+    assert vmp["settings"]["stream_lr"] == 7e-5
+    assert 0 <= vmp["accuracy"] <= 1
+    assert "error" not in vmp
+    assert set(vmp["domains"]) == {"gaussian_noise", "contrast"}
+    assert (tmp_path / "analysis-schemes.png").stat().st_size > 1000
+
+
+def test_nothing_run_is_said():
+    text = Analysis().markdown(Store(Path("nowhere")), Request())
+    assert text.count("not run") > 60
+    assert Analysis().figures(Store(Path("nowhere")), Request()) == {}
+
+
+def test_rank_correlation():
+    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert spearman([1, 1, 2], [3, 3, 9]) == pytest.approx(1)
+    record = {
+        "sigma": {
+            "a": {"l1": 1.0, "relative": 0.1, "start_relative": 0.1},
+            "b": {"l1": 2.0, "relative": 0.3, "start_relative": 0.1},
+            "c": {"l1": 3.0, "relative": 0.2, "start_relative": 0.1},
+        },
+        "a_distance": {"a": 0.5, "b": 2.0, "c": 1.0},
+    }
+    assert correlations(record) == pytest.approx((0.5, 1.0, 1.0))
+
+
+def test_a_picture_says_which_value_is_best_or_that_none_is():
+    panels = {"PACS": {"SHOT": {"0.1": 40.0, "2.0": 60.0}}, "CIFAR-10-C": {"": {"a\n5 learnables": 70.2, "b": 70.0}}}
+    assert finding(panels) == "PACS: best SHOT 2.0 (60.0 %), worst SHOT 0.1 (40.0 %)\nCIFAR-10-C: all within 0.2 points"

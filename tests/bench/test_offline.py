@@ -1,0 +1,374 @@
+"""The offline and generalized benchmarks: trees of random images, a tiny network, every number where it belongs."""
+
+import io
+import json
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import undrift
+from undrift._errors import DataError, OptionError
+from undrift._progress import Bar
+from undrift.bench import CannotRun, Request, Store, run
+from undrift.bench import published as numbers
+from undrift.bench.generalized import Generalized, harmonics
+from undrift.bench.offline import Offline
+from undrift.bench.offline_page import Page
+from undrift.bench.offline_rows import offline_rows
+from undrift.bench.offline_run import Adapting
+from undrift.bench.offline_sets import SETS, DataSet, asked, paper_row
+from undrift.bench.offline_sources import HELD_OUT, Images, Setup, Sources, setup, shot_network
+from undrift.bench.offline_tiny import CROP, TINY, TinyShot, tiny_setup
+from undrift.bench.offline_views import CentreView, RandomView, StopWatch, random_windows
+from undrift.data._office31 import CLASSES
+from undrift.data._pacs import PACS
+from undrift.metrics import harmonic_mean
+from undrift.zoo._gsfda import masks_of
+
+BAR = Bar("test", 1, False)
+
+
+def tiny(folder: Path, **more: Any) -> Request:
+    return Request(**{"results": folder, "tiny": True, "seeds": 1, "device": "cpu", **more})
+
+
+def plant(root: Path, classes: tuple[str, ...], count: int, shade: int) -> None:
+    """Write `count` images of noise a class, as a benchmark's tree has them."""
+    generator = np.random.default_rng(shade)
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = generator.integers(0, 128, (22, 26, 3), dtype=np.uint8) + np.uint8(shade)
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).save(buffer, "PNG")
+            (root / name / f"{index}.png").write_bytes(buffer.getvalue())
+
+
+def small(dataset: DataSet, request: Request) -> Setup:
+    """The real folders, seen by a tiny network."""
+    real = setup(dataset, request)
+    options = real.options.replace(epochs=1, batch_size=8)
+    return replace(real, network="tiny", options=options, preprocess=TINY, make=TinyShot, epochs=1)
+
+
+@pytest.fixture
+def pacs(tmp_path: Path) -> Path:
+    for shade, domain in enumerate(("photo", "sketch")):
+        plant(tmp_path / "data" / "pacs" / domain, PACS.class_names, 4, 60 * shade)
+    return tmp_path / "data"
+
+
+def test_pacs_has_twelve_tasks_of_which_six_come_first():
+    tasks = SETS["pacs"].tasks
+    assert len({task.name for task in tasks}) == 12
+    assert [task.name for task in tasks if task.main][:2] == ["photo-sketch", "photo-art_painting"]
+    assert sum(task.main for task in tasks) == 6
+
+
+@pytest.mark.parametrize("name", ["office31", "office-home"])
+def test_tasks_of_office_are_the_papers_in_its_order(name):
+    dataset = SETS[name]
+    titles = numbers.OFFICE31_TASKS if name == "office31" else numbers.OFFICE_HOME_TASKS
+    assert tuple(task.title for task in dataset.tasks) == titles
+    assert all({task.source, task.target} <= dataset.images.keys() for task in dataset.tasks)
+    assert all(len(row.domains) == len(dataset.tasks) for row in dataset.published.values())
+
+
+def test_every_row_is_a_method_and_every_control_says_what_it_asks():
+    rows = offline_rows()
+    assert len({row.name for row in rows}) == len(rows)
+    for row in rows:
+        undrift.methods.get(row.method, "adapt").build(row.settings)
+        assert bool(row.why) == row.control == bool(row.settings)
+
+
+def test_authors_values_for_a_data_set_are_taken():
+    bench, request = Offline(), Request()
+    nrc = next(row for row in bench.rows if row.name == "nrc")
+    office, home = (bench.setup(request, SETS[name]) for name in ("office31", "pacs"))
+    assert bench.of(office, office.dataset.tasks[0], nrc, request)[0].row.method == "nrc:office31"
+    assert bench.of(home, home.dataset.tasks[0], nrc, request)[0].row.method == "nrc"
+
+
+def test_tier_a_is_six_tasks_with_every_seed_and_the_rest_has_one():
+    bench = Offline()
+    first = bench.cells(Request(tier="A", seeds=3, only=("shot",)))
+    # "shot" names the row and SHOT's own control is not of that name.
+    assert {cell.row.name for cell in first} == {"shot"}
+    assert len(first) == 6 * 3
+    second = bench.cells(Request(tier="B", seeds=3, only=("shot",)))
+    assert {cell.seed for cell in second} == {0}
+    assert not {cell.setting for cell in first} & {cell.setting for cell in second}
+    assert {cell.images for cell in first} == {1670, 2048, 2344, 3929}
+
+
+def test_a_random_view_is_a_window_of_its_frame_perhaps_mirrored():
+    images = torch.arange(2 * 3 * 6 * 7, dtype=torch.uint8).view(2, 3, 6, 7)
+    seen = {(top, left): images[:, :, top : top + 4, left : left + 4] for top in range(3) for left in range(4)}
+    found = set()
+    for _ in range(60):
+        for image, original in zip(random_windows(images, 4), range(2), strict=True):
+            match = [
+                (place, flipped)
+                for place, window in seen.items()
+                for flipped in (False, True)
+                if torch.equal(image, window[original].flip(-1) if flipped else window[original])
+            ]
+            assert len(match) == 1
+            found.add(match[0])
+    assert {flipped for _, flipped in found} == {False, True}
+    assert len({place for place, _ in found}) > 8
+
+
+def test_views_normalise_as_the_preprocessing_does():
+    images = torch.randint(0, 256, (3, 3, 20, 20), dtype=torch.uint8)
+    centre = CentreView.of(TINY, fast=False)
+    torch.testing.assert_close(centre(images), TINY(images))
+    asked_for = []
+    view = RandomView(
+        **vars(CentreView.of(replace(TINY, resize=None, crop=20), True)), each=lambda: asked_for.append(1)
+    )
+    batch = view(images)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    both = TINY.normalise(images), TINY.normalise(images).flip(-1)
+    assert all(any(torch.allclose(row, one[i]) for one in both) for i, row in enumerate(batch))
+    assert asked_for == [1]
+
+
+def test_the_stop_watch_needs_two_batches():
+    watch = StopWatch(torch.device("cpu"), 2)
+    watch()
+    assert watch.milliseconds is None
+    watch()
+    assert watch.milliseconds is not None
+    assert watch.milliseconds >= 0
+
+
+def test_images_are_decoded_once_and_shared(pacs, tmp_path):
+    request = Request(data=pacs, cache=tmp_path / "cache", device="cpu")
+    made_of = small(SETS["pacs"], request)
+    with pytest.warns(undrift.UndriftWarning, match="publishes 1670"):
+        held = Images(made_of, request)("photo")
+    assert held.images.shape == (28, 3, 20, 20)
+    assert held.preprocess == TINY
+    (file,) = (tmp_path / "cache").glob("*.npz")
+    for source in (pacs / "pacs" / "photo").rglob("*.png"):
+        source.write_bytes(b"no image any more")
+    with pytest.warns(undrift.UndriftWarning, match="publishes 1670"):
+        again = Images(made_of, request)("photo")
+    assert torch.equal(again.images, held.images)
+    assert torch.equal(again.labels, held.labels)
+    file.write_bytes(b"damaged")
+    with (
+        pytest.warns(undrift.UndriftWarning, match="publishes 1670"),
+        pytest.raises(DataError, match="Delete it: it is made anew"),
+    ):
+        Images(made_of, request)("photo")
+
+
+@pytest.mark.filterwarnings("ignore:.*images; PACS publishes:undrift.UndriftWarning")
+def test_a_source_is_trained_once_on_eighty_per_cent(pacs, tmp_path):
+    request = Request(data=pacs, cache=tmp_path / "cache", device="cpu")
+    made_of = small(SETS["pacs"], request)
+    images = Images(made_of, request)
+    sources = Sources(made_of, images, request)
+    first = sources.network("photo", 0).state_dict()
+    held = sources.held_out("photo", 0)
+    assert len(held) == round(HELD_OUT * 28)
+    (file,) = (tmp_path / "cache" / "sources").iterdir()
+    written = file.stat().st_mtime_ns
+    again = Sources(made_of, images, request).network("photo", 0).state_dict()
+    assert file.stat().st_mtime_ns == written
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    masks = masks_of(sources.network("photo", 0, masks=True))
+    assert masks is not None
+    assert masks.embedding.shape == (2, 6)
+    assert len(list((tmp_path / "cache" / "sources").iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*images; PACS publishes:undrift.UndriftWarning")
+def test_no_source_is_trained_that_would_end_too_late(pacs):
+    request = Request(data=pacs, device="cpu")
+    made_of = small(SETS["pacs"], request)
+    sources = Sources(made_of, Images(made_of, request), request, before=0.0)
+    with pytest.raises(CannotRun, match="Call again with more time"):
+        sources.network("photo", 0)
+
+
+def test_missing_files_are_no_failure_of_a_method(tmp_path):
+    request = Request(data=tmp_path, results=tmp_path, device="cpu", seeds=1, only=("shot",), settings=("A-W",))
+    said: list[str] = []
+    outcome = run(Offline(), replace(request, extra={"dataset": "office31"}), said.append, quiet=True)
+    assert (outcome.ran, outcome.failed, outcome.left) == (0, 0, 1)
+    assert "Name the folder with --data" in said[0]
+    real = setup(SETS["pacs"], request)
+    with pytest.raises(CannotRun, match="--resnet50 FILE"):
+        Sources(real, Images(real, request), request)._trunk()
+    with pytest.raises(OptionError, match="did you mean 'office31'"):
+        asked(Request(extra={"dataset": "office-31"}))
+
+
+def test_the_layout_of_the_backbone_is_read_from_its_header(tmp_path):
+    from safetensors.torch import save_file
+
+    for layout, name in (("v1: stride on the first", "shot_resnet50_v1"), ("", "shot_resnet50")):
+        save_file({"a": torch.zeros(1)}, tmp_path / "r.safetensors", {"layout": layout})
+        assert shot_network(tmp_path / "r.safetensors") == name
+    (tmp_path / "r.safetensors").write_bytes(b"no")
+    with pytest.raises(DataError, match="cannot be read"):
+        shot_network(tmp_path / "r.safetensors")
+
+
+@pytest.mark.filterwarnings("ignore:.*images; PACS publishes:undrift.UndriftWarning")
+def test_a_cell_on_a_tree_gives_target_and_held_out_source(pacs, tmp_path):
+    request = Request(
+        data=pacs,
+        results=tmp_path / "results",
+        cache=tmp_path / "cache",
+        seeds=1,
+        device="cpu",
+        only=("source", "vmp-shot:paper"),
+        settings=("photo-sketch",),
+    )
+    bench = Offline(make_setup=small)
+    outcome = run(bench, request, lambda _: None, quiet=True)
+    assert (outcome.ran, outcome.failed) == (2, 0)
+    source, vmp = Store(request.results / "offline").all(bench.cells(request))
+    assert source["learnables"] == 0 < vmp["learnables"] < 200
+    assert (source["scored"], vmp["scored"]) == (28, 28)
+    for record in (source, vmp):
+        assert record["harmonic"] == pytest.approx(harmonic_mean([record["source_accuracy"], record["accuracy"]]))
+        assert record["file_bytes"] > 0
+    # The source row is the source network, asked with centre crops.
+    made_of = small(SETS["pacs"], request)
+    images = Images(made_of, request)
+    net = Sources(made_of, images, request).network("photo", 0)
+    target = images("sketch")
+    right = undrift.predict(net, TINY(target.images)).label == target.labels
+    assert source["accuracy"] == pytest.approx(float(right.float().mean()))
+    again = run(bench, request, lambda _: None, quiet=True)
+    assert (again.ran, again.kept) == (0, 2)
+    text = (request.results / "offline.md").read_text()
+    assert "not run" in text
+    assert "| source | " in text
+    assert (request.results / "offline.png").stat().st_size > 1000
+
+
+def test_office_has_the_papers_table_with_a_value_in_every_cell(tmp_path):
+    for shade, domain in enumerate(("amazon", "webcam")):
+        plant(tmp_path / "office" / domain / "images", CLASSES, 1, 50 * shade)
+    request = Request(
+        data=tmp_path / "office",
+        results=tmp_path / "results",
+        seeds=1,
+        device="cpu",
+        only=("shot",),
+        settings=("A-W",),
+        extra={"dataset": "office31"},
+    )
+    bench = Offline(make_setup=small)
+    outcome = run(bench, request, lambda _: None, quiet=True)
+    assert outcome.ran == 1
+    text = outcome.text
+    table = text[text.index("| method | A→W") :]
+    rows = {
+        line.split("|")[1].strip(): [c.strip() for c in line.split("|")[2:-1]]
+        for line in table.splitlines()[2:]
+        if line.startswith("|")
+    }
+    for name in numbers.SOURCE_USING:
+        said = numbers.OFFICE31[name]
+        assert rows[f"{name} (published, not run)"] == [*(f"({v:.1f})" for v in said.domains), f"({said})"]
+    assert rows["source"][0] == "not run (76.9)"
+    assert rows["shot"][0].endswith(" (90.1)")
+    assert "not run" not in rows["shot"][0]
+    assert rows["vmp-shot:paper"][-1] == "not run (90.0)"
+    assert "(1 of 6 tasks)" in rows["shot"][-1]
+
+
+def test_every_row_runs_tiny_and_one_run_gives_two_pages(tmp_path):
+    request = tiny(tmp_path, settings=("photo-sketch",), cache=tmp_path / "cache")
+    bench = Generalized()
+    outcome = bench(request, lambda _: None, quiet=True)
+    assert outcome.failed == 0
+    assert {path.name for path in outcome.wrote} == {
+        *("offline.json", "offline.md", "offline.png"),
+        *("generalized.json", "generalized.md", "generalized.png"),
+    }
+    content = json.loads((tmp_path / "generalized.json").read_text())
+    assert {cell["row"] for cell in content["cells"]} == {row.name for row in offline_rows()}
+    assert not (tmp_path / "generalized").exists()
+    page = (tmp_path / "generalized.md").read_text()
+    assert "mean of harmonics" in page
+    assert "not run" in page  # the way back
+    controls = {cell["row"]: cell for cell in content["cells"]}
+    still = controls["vmp-shot-sigma-0"]["options"]
+    assert (still["init_fraction"], still["train_samples"], still["test_samples"]) == (0.0, 0, 0)
+
+
+def test_the_two_harmonic_means_are_those_of_a_report(tmp_path):
+    bench, request = Offline(), tiny(tmp_path)
+    page = Page(bench, Store(tmp_path / "offline"), request, asked(request))
+    row = bench.rows[0]
+    values = [(0.9, 0.3), (0.5, 0.7)]
+    for task, (source, target) in zip(page.tasks, values, strict=True):
+        (cell,) = page.cells(row, task)
+        both = {"accuracy": target, "source_accuracy": source, "harmonic": harmonic_mean([source, target])}
+        page.store.put(cell, both)
+    of_tasks, of_means = harmonics(page, row, page.tasks)
+    assert of_tasks == pytest.approx([(0.45 + 7 / 12) / 2])
+    assert of_means == pytest.approx([harmonic_mean([0.7, 0.5])])
+
+
+def test_a_mean_over_some_tasks_says_so(tmp_path):
+    bench, request = Offline(), tiny(tmp_path, seeds=2)
+    page = Page(bench, Store(tmp_path / "offline"), request, asked(request))
+    row, (there, back) = bench.rows[0], page.tasks
+    assert page.text(row, page.tasks, "accuracy") == "not run"
+    for cell, value in zip(page.cells(row, there), (0.2, 0.4), strict=True):
+        page.store.put(cell, {"accuracy": value})
+    assert page.text(row, page.tasks, "accuracy") == "30.00 ± 14.14 (1 of 2 tasks)"
+    page.store.put(page.cells(row, back)[0], {"failed": "it broke"})
+    assert page.failures() == {"source": f"in 1 cells, the first ({back.title}): it broke"}
+    page.store.put(page.cells(row, back)[0], {"accuracy": 0.6})
+    # Seed 1 has one task of two: its mean would be of something else.
+    assert page.means(row, page.tasks, "accuracy") == [0.4]
+    assert page.compared() == ([row], [there, back])
+
+
+def test_statistics_of_the_batch_are_asked_for_in_batches_of_the_method(tmp_path, monkeypatch):
+    request = tiny(tmp_path)
+    adapting = Adapting(tiny_setup(asked(request)), request)
+    sizes: list[int] = []
+    original = undrift.predict
+
+    def counted(model: Any, images: Any, samples: Any = None) -> Any:
+        sizes.append(len(images))
+        return original(model, images, samples)
+
+    monkeypatch.setattr(undrift, "predict", counted)
+    target = adapting.images("sketch")
+    for statistics, expected in (("batch", [16, 16, 8]), ("source", [40])):
+        sizes.clear()
+        model = undrift.perturb(TinyShot(4), norm_statistics=statistics, test_samples=1)
+        adapting.scores(model, target, 16)
+        assert sizes == expected
+
+
+def test_names_of_the_papers_rows():
+    assert [paper_row(n) for n in ("vmp-shot:paper", "shot", "shot-bn")] == ["vmp", "shot", "shot-bn"]
+    assert TINY.resize[0] > CROP
+
+
+def test_the_script_takes_the_names_that_people_know():
+    flags = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "offline.py"))["flags"]
+    assert flags(["--dataset", "office31", "--root", "F", "--fast"]) == [
+        *("--set", "dataset=office31", "--data", "F", "--fast"),
+    ]
+    assert flags(["--dataset=pacs", "--root=F"]) == ["--set", "dataset=pacs", "--data=F"]

@@ -1,0 +1,247 @@
+"""The online benchmarks, on a tiny network and random images: streams, numbers, tables, figures."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import undrift
+from undrift._errors import OptionError
+from undrift._progress import Bar
+from undrift.bench import Request, Store, find, run
+from undrift.bench.cell import Cell, Row
+from undrift.bench.corrupted import Corrupted
+from undrift.bench.measure import Clock, Scoring
+from undrift.bench.networks import tiny_data
+from undrift.bench.online import Online
+from undrift.bench.rows import online_rows, variant
+from undrift.bench.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, plan
+from undrift.bench.streaming import Streaming
+from undrift.metrics import Tally
+
+NAMES = ("online-c10", "online-c100", "online-imagenet")
+SETTING = {setting.name: setting for setting in SETTINGS}
+
+
+def bench(name: str = "online-c10") -> Online:
+    found = find(name)
+    assert isinstance(found, Online)
+    return found
+
+
+def tiny(folder: Path, *only: str, **more: Any) -> Request:
+    return Request(**{"results": folder, "tiny": True, "only": only, "seeds": 1, "device": "cpu", **more})
+
+
+def record(folder: Path, *only: str, **more: Any) -> dict[str, Any]:
+    request = tiny(folder, *only, **more)
+    run(bench(), request, lambda _: None, quiet=True)
+    (found,) = Store(folder / "online-c10").all(bench().cells(request))
+    return found
+
+
+def test_a_cell_has_every_number(tmp_path: Path) -> None:
+    found = record(tmp_path, "tent")
+    assert set(found["domains"]) == {"gaussian_noise", "contrast"}
+    assert found["error"] == pytest.approx(statistics.fmean(d["error"] for d in found["domains"].values()))
+    assert found["scored"] == 24
+    assert found["unanswered"] == 0
+    assert found["learnables"] == 32
+    assert found["file_bytes"] > 1000
+    assert found["milliseconds"] > 0
+    assert found["peak_mib"] is None
+    assert 0 <= found["source_error_after"] <= 1
+    assert found["nll"] > 0
+    assert 0 <= found["ece"] <= 1
+    assert found["options"]["stream_lr"] == 1e-3
+    assert {"hardware", "date", "torch", "seconds", "fast"} <= found.keys()
+
+
+def test_numbers_are_those_of_the_method_called_by_hand(tmp_path: Path) -> None:
+    request = tiny(tmp_path, "tent", seeds=1)
+    here = bench().scaled(request)
+    domain, net = here.clean(request), here.networks[0].load(request)
+    images = torch.cat([undrift.corrupt(domain.images, name, 5) for name in here.corruptions]).float() / 255
+    wrong = []
+    torch.manual_seed(0)
+    for at, answer in enumerate(undrift.stream(net, images.split(6), method="tent")):
+        where = torch.arange(at * 6, at * 6 + 6) % 12
+        wrong.append((answer.label != domain.labels[where]).float())
+    assert record(tmp_path, "tent")["error"] == pytest.approx(float(torch.cat(wrong).mean()))
+
+
+def test_every_setting_runs_in_half_precision(tmp_path: Path) -> None:
+    request = tiny(tmp_path, "norm-stats", settings=("all",), fast=True)
+    outcome = run(bench(), request, lambda _: None, quiet=True)
+    assert (outcome.ran, outcome.failed) == (len(SETTINGS), 0)
+    names = {path.name for path in outcome.wrote}
+    assert {"online-c10-tiny-continual.png", "online-c10-tiny-mixed.png", "online-c10-tiny-batch.png"} <= names
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in outcome.wrote if path.suffix == ".png")
+    assert "| norm-stats |" in outcome.text
+    assert "batch-16" in outcome.text
+
+
+def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
+    kept = record(tmp_path, "tent", settings=("continual",))
+    reset = record(tmp_path, "tent", settings=("episodic",))
+    assert reset["nll"] != kept["nll"]
+    net = record(tmp_path, "norm-stats", settings=("continual",))
+    assert reset["nll"] == pytest.approx(net["nll"])  # Tent answers before its step, and every step is taken back
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_have_the_published_value_and_what_was_not_run(name: str, tmp_path: Path) -> None:
+    outcome = run(bench(name), tiny(tmp_path, "source", seeds=1), lambda _: None, quiet=True)
+    lines = {line.split(" | ")[0].strip("| *"): line for line in outcome.text.splitlines() if line.startswith("|")}
+    published = {"online-c10": "43.5", "online-c100": "46.4", "online-imagenet": "82.4"}[name]
+    first = next(line for line in outcome.text.splitlines() if line.startswith("| source |"))
+    assert first.split(" | ")[2] == published
+    assert "| not run | " in lines["cotta"]
+    assert "± " not in first  # one seed has no deviation
+    content = json.loads((tmp_path / f"{name}.json").read_text())
+    assert [cell["row"] for cell in content["cells"]] == ["source"]
+
+
+def test_seeds_give_a_deviation_and_controls_say_what_they_change(tmp_path: Path) -> None:
+    request = tiny(tmp_path, "norm-stats", "vmp-sigma-0", seeds=2)
+    text = run(bench(), request, lambda _: None, quiet=True).text
+    assert "± " in next(line for line in text.splitlines() if line.startswith("| norm-stats |"))
+    assert "vmp, σ = 0: a control" in text
+    assert "init_fraction 0.0" in text
+    assert "seeds 0, 1" in text
+
+
+def test_a_method_that_breaks_is_named_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(undrift, "stream", broken)
+    outcome = run(bench(), tiny(tmp_path, "tent", "source"), lambda _: None, quiet=True)
+    assert outcome.failed == 2
+    assert "- tent failed: RuntimeError: no such kernel" in outcome.text
+    assert "| tent | failed |" in outcome.text
+
+
+def test_a_method_that_does_not_exist_is_not_run(tmp_path: Path) -> None:
+    request = tiny(tmp_path)
+    cell = Cell("online-c10", "tiny", "continual", Row("later", "no-such-method"), 0, 12)
+    with pytest.raises(undrift.DataError, match="no-such-method"), Bar("", None, False) as bar:
+        Streaming(bench().scaled(request), request)(cell, bar)
+
+
+def test_weights_that_are_not_there_leave_cells_not_run(tmp_path: Path) -> None:
+    request = Request(results=tmp_path, data=tmp_path, only=("source",), seeds=1, device="cpu")
+    said: list[str] = []
+    outcome = run(bench(), request, said.append, quiet=True)
+    assert (outcome.ran, outcome.failed, outcome.left) == (0, 0, 2)
+    assert "--wrn2810" in said[0]
+
+
+def test_unknown_networks_and_settings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no setting 'sideways'"):
+        bench().cells(tiny(tmp_path, settings=("sideways",)))
+    with pytest.raises(OptionError, match="no network 'vgg'"):
+        bench().cells(Request(networks=("vgg",)))
+
+
+# Streams ------------------------------------------------------------------------------------------------------------
+
+LABELS = torch.tensor([2, 0, 1, 0, 1, 2, 2])
+
+
+def test_a_continual_stream_has_whole_domains_in_file_order() -> None:
+    found = plan(CONTINUAL, ("a", "b"), LABELS, 7, 3, seed=0)
+    assert found.image.tolist() == [*range(7), *range(7)]
+    assert found.batches == [(0, 3), (3, 6), (6, 7), (7, 10), (10, 13), (13, 14)]
+    assert found.domain.tolist() == [0] * 7 + [1] * 7
+
+
+def test_another_seed_permutes_within_each_domain() -> None:
+    found = plan(CONTINUAL, ("a", "b"), LABELS, 7, 3, seed=1)
+    first, second = found.image[:7].tolist(), found.image[7:].tolist()
+    assert sorted(first) == sorted(second) == list(range(7))
+    assert first != second
+    assert first != list(range(7))
+    assert found.domain.tolist() == [0] * 7 + [1] * 7
+
+
+def test_a_gradual_stream_goes_up_and_down_in_severity() -> None:
+    setting = SETTING["gradual"]
+    found = plan(setting, ("a", "b"), LABELS, 7, 7, seed=0)
+    kinds = setting.kinds(("a", "b"))
+    assert [kinds[found.kind[begin]] for begin, _ in found.batches[:9]] == [("a", s) for s in UP_AND_DOWN]
+    assert len(found.batches) == 18
+
+
+def test_a_mixed_stream_has_every_image_once_and_mixes_domains() -> None:
+    found = plan(SETTING["mixed"], ("a", "b"), LABELS, 7, 5, seed=0)
+    pairs = set(zip(found.domain.tolist(), found.image.tolist(), strict=True))
+    assert len(pairs) == 14
+    assert found.batches == [(0, 5), (5, 10), (10, 14)]
+    assert len(set(found.domain[:5].tolist())) == 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_stream_by_classes_is_sorted_by_label(seed: int) -> None:
+    found = plan(SETTING["classes"], ("a", "b"), LABELS, 7, 3, seed)
+    assert LABELS[found.image[:7]].tolist() == sorted(LABELS.tolist())
+
+
+def test_the_file_of_corrupted_images_is_used_again(tmp_path: Path) -> None:
+    clean, cpu = tiny_data(Request()), torch.device("cpu")
+    made = Corrupted(clean, cpu, tmp_path, None).held([("contrast", 5), ("contrast", 1)], 8)
+    assert torch.equal(made[0], undrift.corrupt(clean.images[:8], "contrast", 5))
+    assert len(list(tmp_path.iterdir())) == 2
+    for file in tmp_path.iterdir():  # what is read is the file, not a new corruption
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 255
+        file.write_bytes(content)
+    again = Corrupted(clean, cpu, tmp_path, None).held([("contrast", 5), ("contrast", 1)], 8)
+    assert int((again != made).sum()) == 2
+    next(tmp_path.iterdir()).write_bytes(b"")
+    with pytest.raises(undrift.DataError, match="made anew"):
+        Corrupted(clean, cpu, tmp_path, None).held([("contrast", 5), ("contrast", 1)], 8)
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_on_the_device_are_the_librarys_own() -> None:
+    probs, truth = torch.rand(40, 5).softmax(1), torch.randint(0, 5, (40,))
+    label = probs.argmax(1)
+    label[3] = -1
+    domain = torch.arange(40) % 2
+    scoring = Scoring()
+    for some in torch.arange(40).split(7):
+        scoring.add(probs[some], label[some], truth[some], domain[some])
+    for number, scores in scoring.scores().items():
+        tally = Tally()
+        tally.add(probs[domain == number], truth[domain == number], label[domain == number])
+        assert scores == tally.scores()
+    assert scoring.error() == pytest.approx(float((label != truth).float().mean()))
+
+
+def test_the_clock_takes_a_sample_after_a_warm_up() -> None:
+    clock = Clock(torch.device("cpu"), 3)
+    assert [clock(lambda i=i: i) for i in range(3)] == [0, 1, 2]  # type: ignore[misc]
+    assert clock.milliseconds is not None
+    assert len(clock._times) == 2
+    many = Clock(torch.device("cpu"), 1000)
+    for _ in range(100):
+        many(lambda: None)
+    assert len(many._times) == 20
+
+
+def test_rows_take_the_variant_of_their_data_set() -> None:
+    assert variant("tent", "imagenet") == "tent:imagenet"
+    assert variant("source", "imagenet") == "source"
+    rows = {row.name: row for row in online_rows("imagenet")}
+    assert rows["vmp:paper"].settings == {"stream_optimiser": "sgd", "stream_lr": 1e-4}
+    assert rows["tent-matched-lr"].settings == rows["vmp:paper"].settings
+    assert rows["vmp-sigma-0.1"].settings["init_fraction"] == 0.1
+    assert [row.name for row in rows.values() if row.tier == "B"] == [
+        *("eta", "sar", "tent-ft", "cotta", "bacs", "ttt", "bbb")
+    ]

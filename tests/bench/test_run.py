@@ -1,0 +1,179 @@
+"""A finished cell is never run again, an error stops nothing, a deadline is kept: whatever the benchmark."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from undrift._errors import DataError
+from undrift._progress import Bar
+from undrift.bench import (
+    Benchmark,
+    CannotRun,
+    Cell,
+    Request,
+    Row,
+    Store,
+    about,
+    chosen,
+    in_order,
+    listing,
+    run,
+    seeds_of,
+)
+from undrift.bench.run import guessed_seconds
+
+ROWS = [Row("good", "tent"), Row("bad", "tent", {"stream_lr": 1.0}), Row("late", "tent", tier="B", cost=3.0)]
+
+
+class Counting:
+    """A benchmark that remembers which cells it ran."""
+
+    name = "counting"
+
+    def __init__(self, results: Mapping[str, Any] | None = None) -> None:
+        self.ran: list[str] = []
+        self.results = {"error": 0.25} if results is None else results
+
+    def cells(self, request: Request) -> list[Cell]:
+        rows = chosen(ROWS, request.only, request.tier)
+        return [Cell("counting", "net", "main", r, s, 10) for r in rows for s in seeds_of(r, request.seeds)]
+
+    shown = cells
+
+    def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
+        def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+            self.ran.append(cell.key)
+            if cell.row.name == "bad":
+                raise ValueError("this method broke")
+            return self.results
+
+        return run_cell
+
+    def markdown(self, store: Store, request: Request) -> str:
+        return "\n".join(f"{cell.key} {store.state(cell)}" for cell in self.cells(request))
+
+    def figures(self, store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
+        return {"-main": lambda path: path.write_text("drawn")}
+
+
+def quietly(benchmark: Benchmark, request: Request) -> Any:
+    said: list[str] = []
+    outcome = run(benchmark, request, said.append, quiet=True)
+    return outcome, said
+
+
+def test_a_finished_cell_is_not_run_again_and_a_failed_one_is(tmp_path: Path) -> None:
+    first, second, request = Counting(), Counting(), Request(results=tmp_path, seeds=2, device="cpu")
+    outcome, said = quietly(first, request)
+    assert (outcome.ran, outcome.failed, outcome.kept, outcome.left) == (3, 2, 0, 0)
+    assert any("this method broke" in line for line in said)
+    outcome, _ = quietly(second, request)
+    assert (outcome.ran, outcome.failed, outcome.kept) == (0, 2, 3)
+    assert all("bad" in key for key in second.ran)
+    record = json.loads((tmp_path / "counting" / "net.main.bad.n10.s0.json").read_text())
+    assert record["failed"] == "ValueError: this method broke"
+    assert "error" not in record
+
+
+def test_seed_0_of_everything_comes_first_and_tier_b_last(tmp_path: Path) -> None:
+    benchmark = Counting()
+    quietly(benchmark, Request(results=tmp_path, seeds=2, device="cpu"))
+    assert [key.split(".")[2] + key[-1] for key in benchmark.ran] == ["good0", "bad0", "good1", "bad1", "late0"]
+
+
+def test_files_are_written_and_cells_merge_by_copying(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    outcome, _ = quietly(Counting(), Request(results=here, only=("good",), seeds=1, device="cpu"))
+    assert [path.name for path in outcome.wrote] == ["counting.json", "counting.md", "counting-main.png"]
+    assert all(path.stat().st_size for path in outcome.wrote)
+    quietly(Counting(), Request(results=there, only=("late",), seeds=1, device="cpu"))
+    for file in (there / "counting").iterdir():
+        file.rename(here / "counting" / file.name)
+    merged = Counting()
+    outcome, _ = quietly(merged, Request(results=here, only=("good", "late"), seeds=1, device="cpu"))
+    assert (outcome.kept, merged.ran) == (2, [])
+    assert len(json.loads((here / "counting.json").read_text())["cells"]) == 2
+
+
+def test_no_cell_is_started_that_would_end_after_the_deadline(tmp_path: Path) -> None:
+    quietly(
+        Counting({"error": 0.5, "seconds": 100.0}), Request(results=tmp_path, only=("good",), seeds=1, device="cpu")
+    )
+    late = Counting({"error": 0.5})
+    outcome, said = quietly(late, Request(results=tmp_path, only=("good", "late"), seeds=2, deadline=60, device="cpu"))
+    assert late.ran == []
+    assert (outcome.kept, outcome.left) == (1, 2)
+    assert "takes about 300 s: not started" in said[-1]  # three times Tent's cost
+    enough = Counting({"error": 0.5, "seconds": 100.0})
+    quietly(enough, Request(results=tmp_path, only=("good", "late"), seeds=2, deadline=200, device="cpu"))
+    assert [key.split(".")[2] for key in enough.ran] == ["good"]
+
+
+def test_nothing_known_means_no_guess_and_a_like_cell_is_one(tmp_path: Path) -> None:
+    cells, store = Counting().cells(Request(seeds=2)), Store(tmp_path)
+    assert guessed_seconds(cells[0], cells, store) == 0
+    store.put(cells[0], {"seconds": 7.0})
+    assert guessed_seconds(cells[1], cells, store) == 7.0
+
+
+def test_a_cell_that_lacks_a_file_is_not_run_and_no_failure(tmp_path: Path) -> None:
+    class Lacking(Counting):
+        def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
+            def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+                raise CannotRun("no weights")
+
+            return run_cell
+
+    request = Request(results=tmp_path, only=("good",), seeds=1, device="cpu")
+    outcome, said = quietly(Lacking(), request)
+    assert (outcome.failed, outcome.left) == (0, 1)
+    assert "not run: no weights" in said[0]
+    assert listing(Lacking(), request) == [("net.main.good.n10.s0", "not run")]
+
+
+def test_another_number_of_images_or_other_settings_are_another_cell(tmp_path: Path) -> None:
+    store, row = Store(tmp_path), Row("vmp", "vmp", {"init_fraction": 0.04})
+    cell = Cell("b", "net", "main", row, 0, 100)
+    store.put(cell, {"error": 0.1})
+    assert store.finished(cell) is not None
+    assert store.finished(Cell("b", "net", "main", row, 0, 50)) is None
+    assert (
+        Store(tmp_path).state(Cell("b", "net", "main", Row("vmp", "vmp", {"init_fraction": 0.1}), 0, 100)) == "not run"
+    )
+
+
+def test_keys_are_plain_names_of_files() -> None:
+    key = Cell("b", "wrn40_2", "batch-1", Row("vmp:paper σ/2", "vmp"), 1, 100).key
+    assert key == "wrn40_2.batch-1.vmp_paper_2.n100.s1"
+
+
+def test_a_broken_record_says_what_to_do(tmp_path: Path) -> None:
+    cell = Cell("b", "net", "main", ROWS[0], 0, 10)
+    (tmp_path / f"{cell.key}.json").write_text("{")
+    with pytest.raises(DataError, match="delete it"):
+        Store(tmp_path).get(cell)
+
+
+def test_rows_are_found_by_their_own_or_their_methods_name() -> None:
+    rows = [Row("vmp:paper", "vmp:paper"), Row("sigma-0", "vmp:paper", control=True), Row("tent", "tent:imagenet")]
+    assert [r.name for r in chosen(rows, ("vmp",), None)] == ["vmp:paper"]
+    assert [r.name for r in chosen(rows, ("sigma-0", "tent"), None)] == ["sigma-0", "tent"]
+    assert [r.name for r in chosen(ROWS, (), "B")] == ["late"]
+    assert in_order([]) == []
+
+
+def test_a_table_says_how_its_numbers_came_about() -> None:
+    record = {"hardware": "H", "torch": "2", "date": "2030-01-02", "fast": True, "seed": 0, "images": 5000}
+    line = about([record, record | {"seed": 2, "date": "2030-01-05"}])
+    assert (
+        line == "H; torch 2; channels-last bfloat16; 2030-01-02 to 2030-01-05; seeds 0, 2; 5,000 images of each domain."
+    )
+    assert about([]) == "Nothing was run yet."
+
+
+def test_a_benchmark_is_known_by_what_it_has() -> None:
+    assert isinstance(Counting(), Benchmark)
+    assert not isinstance(print, Benchmark)

@@ -1,0 +1,102 @@
+"""Published numbers add up, Table 1 follows from the methods, and the command line leads to all of it."""
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from undrift import methods
+from undrift.bench import NAMES, published
+from undrift.bench.figure import Mark, finding, lines
+from undrift.bench.table import markdown, size, spread
+from undrift.bench.table1 import capabilities, rows
+from undrift.cli import main
+
+
+@pytest.mark.parametrize("table", [published.OFFICE31, published.OFFICE_HOME])
+def test_published_means_are_those_of_their_tasks(table: dict[str, published.Published]) -> None:
+    tasks = published.OFFICE31_TASKS if table is published.OFFICE31 else published.OFFICE_HOME_TASKS
+    assert set(published.SOURCE_USING) | {"source", "shot", "vmp"} == set(table)
+    for row in table.values():
+        assert len(row.domains) == len(tasks)
+        assert statistics.fmean(row.domains) == pytest.approx(row.value, abs=0.11)  # the paper rounds, sometimes down
+
+
+def test_published_streams_are_means_of_fifteen() -> None:
+    given = [
+        said for known in published.ONLINE.values() for several in known.values() for said in several if said.domains
+    ]
+    assert len(given) == 4
+    assert all(len(said.domains) == 15 for said in given)
+    assert all(statistics.fmean(said.domains) == pytest.approx(said.value, abs=0.06) for said in given)
+
+
+def test_published_harmonic_means_are_harmonic() -> None:
+    for source, target, harmonic in published.GENERALIZED_OFFICE_HOME.values():
+        assert 2 * source * target / (source + target) == pytest.approx(harmonic, abs=0.06)
+
+
+def test_a_variant_has_its_methods_published_value() -> None:
+    assert str(published.online("online-c10", "vmp:released")[0]) == "≈ 17.9"
+    assert published.online("online-c100", "vmp") == ()
+
+
+def test_table1_is_the_papers_where_we_agree() -> None:
+    assert capabilities(methods.get("tent")) == published.TABLE1["tent"]
+    assert capabilities(methods.get("shot")) == published.TABLE1["shot"]
+    assert capabilities(methods.get("vmp")) == published.TABLE1["vmp"]
+    for row in rows():
+        for column in row["differs"]:
+            assert row[column] != row["paper"][column]
+
+
+def test_a_spread_needs_two_numbers() -> None:
+    assert spread([0.25], 100) == "25.00"
+    assert spread([1.0, 3.0], digits=1) == "2.0 ± 1.4"
+    assert size([2_500_000.0]) == "2.5 MB"
+    assert size([2500.0]) == "2.5 kB"
+    assert markdown(["a", "b"], [["x|y", 1]]) == "| a | b |\n|---|---:|\n| x\\|y | 1 |\n"
+
+
+def test_a_figures_title_says_what_it_found(tmp_path: Path) -> None:
+    marks = [Mark("tent", [20.0, 21.0], 20.7), Mark("roid", [16.9], 16.2)]
+    assert finding(marks, "C10") == "C10\nroid errs least: 16.9 %, published 16.2 %"
+    assert finding(marks, "C10", less_is_better=False).endswith("tent is best: 20.5 %, published 20.7 %")
+    assert lines(tmp_path / "a.png", "title", {"tent": {1: 90.0, 200: 18.0}}, ("images a batch", "error %")) > 1000
+
+
+def test_the_command_lists_names_and_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{name} " in printed for name in NAMES)
+    flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--only", "source,tent", "--seeds", "1"]
+    assert main([*flags, "--list", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert cells == {f"tiny.continual.{name}.n12.s0": "not run" for name in ("source", "tent")}
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_runs_once_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--only", "source", "--seeds", "1", "--quiet"]
+    for ran, kept in ((1, 0), (0, 1)):
+        assert main([*flags, "--json", "--device", "cpu"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["ran"], found["kept"], found["failed"]) == (ran, kept, 0)
+    assert {Path(path).name for path in found["wrote"]} == {
+        *("online-c10.json", "online-c10.md", "online-c10-tiny-continual.png")
+    }
+
+
+def test_the_command_writes_table1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "table1", "--results", str(tmp_path)]) == 0
+    assert "| VMP |" in capsys.readouterr().out
+    assert {row["method"] for row in json.loads((tmp_path / "table1.json").read_text())} == set(methods.names())
+
+
+@pytest.mark.parametrize(
+    "wrong", [["bench", "nothing"], ["bench", "table1", "--tier", "C"], ["bench", "table1", "--set", "x"]]
+)
+def test_wrong_words_are_usage_errors(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(wrong) == 2
+    assert "needed" in capsys.readouterr().err

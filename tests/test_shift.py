@@ -1,0 +1,107 @@
+"""A-distance: 0 for one domain cut in two, 2 for two that anybody tells apart; σ beside where it started."""
+
+import pytest
+import torch
+from torch import nn
+
+import undrift
+from undrift import shift
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
+
+
+def test_the_same_domain_has_no_distance_and_another_the_greatest():
+    net = small()
+    images = torch.rand(120, 3, 6, 6)
+    same = shift.a_distance(net, images[:60], images[60:])
+    apart = shift.a_distance(net, images[:60], images[60:] + 3)
+    assert list(same) == list(apart) == ["0", "5"]
+    assert apart["0"] == 2.0
+    assert all(0 <= d < 0.6 for d in same.values())
+
+
+def test_a_wider_gap_is_a_larger_distance():
+    net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(4, 2))
+    images = torch.randn(400, 1, 2, 2)
+    found = [shift.a_distance(net, images[:200], images[200:] + gap)["0"] for gap in (0.0, 0.5, 1.0, 2.0)]
+    assert found == sorted(found)
+    # The mean of four normal pixels, two means apart by g: the best threshold errs with Φ(−g), here Φ(−1) = 0.159.
+    assert found[2] == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.15)
+
+
+def test_the_held_out_error_is_that_of_the_best_line():
+    generator = torch.Generator().manual_seed(1)
+    one = torch.randn(4000, 3, generator=generator)
+    other = torch.randn(4000, 3, generator=generator) + torch.tensor([2.0, 0.0, 0.0])
+    assert shift.domain_error(one, other) == pytest.approx(0.1587, abs=0.015)
+
+
+def test_more_features_than_images_and_constant_ones_are_no_trouble():
+    one, other = torch.randn(20, 300), torch.randn(20, 300) + 1
+    assert shift.domain_error(one, other) < 0.05
+    nothing = torch.ones(20, 4)
+    assert shift.domain_error(nothing, nothing) == 0.5
+
+
+def test_the_span_of_the_rows_gives_the_same_classifier():
+    rows, signs = torch.randn(12, 5).double(), torch.tensor([1.0, -1.0] * 6).double()
+    wide = torch.cat([rows, torch.zeros(12, 20).double()], 1)  # as good as `rows`, but wider than high
+    weight, bias = shift._logistic(rows, signs, 0.1)
+    again, other = shift._logistic(wide, signs, 0.1)
+    torch.testing.assert_close(again[:5], weight)
+    torch.testing.assert_close(other, bias)
+
+
+def test_named_layers_loaders_and_perturbed_networks():
+    net = small()
+    images = torch.rand(40, 3, 6, 6)
+    plain = shift.a_distance(net, images[:20], images[20:] * 2, ["2"])
+    loader = [(images[:10], None), (images[10:20], None)]
+    assert shift.a_distance(net, loader, images[20:] * 2, ["2"]) == plain
+    model = undrift.perturb(net, norm_statistics="source")
+    assert shift.a_distance(model, images[:20], images[20:] * 2, ["2"]) == plain  # the mean network, without noise
+    assert not net[2]._forward_hooks
+
+
+def test_what_is_wrong_is_said():
+    net = small()
+    images = torch.rand(20, 3, 6, 6)
+    with pytest.raises(undrift.OptionError, match="layers names 'fc', which is no submodule"):
+        shift.a_distance(net, images, images, ["fc"])
+    with pytest.raises(undrift.DataError, match="has 4 images; needed: at least 8"):
+        shift.a_distance(net, images, images[:4])
+    with pytest.raises(undrift.OptionError, match="penalty"):
+        shift.a_distance(net, images, images, penalty=0)
+    with pytest.raises(undrift.OptionError, match="no convolution"):
+        shift.a_distance(nn.Sequential(nn.Flatten()), images, images)
+    with pytest.raises(undrift.UndriftError, match="needs a perturbed network"):
+        shift.sigma(net)
+
+
+@pytest.mark.parametrize("sharing", ["kernel", "weight"])
+def test_sigma_shows_where_it_started_and_where_it_went(sharing):
+    net = small()
+    model = undrift.perturb(net, init_fraction=0.01, conv_sharing=sharing)
+    with torch.no_grad():
+        model.noises()[0].log_var += 2 * torch.log(torch.tensor(3.0))  # σ times three
+    first, last = shift.sigma(model)
+    assert (first.layer, last.layer) == ("0", "5")
+    assert (first.l1, last.l1) == pytest.approx((3 * first.start_l1, last.start_l1))
+    assert (first.start_relative, first.relative[0]) == pytest.approx((0.1, 0.3))
+    std = net[0].weight.detach().flatten(1).std(1)
+    expected = 0.1 * std.sum() * (1 if sharing == "kernel" else 27)
+    assert first.start_l1 == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_no_noise_at_all_is_zero():
+    rows = shift.sigma(undrift.perturb(small(), init_fraction=0))
+    assert [(row.l1, row.start_l1, row.start_relative) for row in rows] == [(0, 0, 0)] * 2
