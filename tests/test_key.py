@@ -1,6 +1,7 @@
 """Keyed normal numbers: known answers, moments, independence, and what replays them."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from support import convnet, images
-from undrift.key import _GOLDEN, mix, normal
+from undrift.fused.epsilon import bits, normal, normal_of_singles, pair, single
+from undrift.key import _GOLDEN, Key, mix
 
 
 def test_mix_is_splitmix64() -> None:
@@ -18,9 +20,66 @@ def test_mix_is_splitmix64() -> None:
     assert [int(v) % 2**64 for v in mix(state)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-def test_normal_has_the_moments_of_a_normal() -> None:
+def mixed(counter: int, key: int) -> int:
+    """Return the 32 bits for a counter and a 64-bit key, in Python's own integers."""
+    word = 2**32 - 1
+    z = (counter + key) & word
+    z = ((z ^ z >> 17) * 0xED5AD4BB + (key >> 32)) & word
+    z = ((z ^ z >> 11) * 0xAC4C1B51) & word
+    z = ((z ^ z >> 15) * 0x31848BAB) & word
+    return z ^ z >> 14
+
+
+@pytest.mark.parametrize("key", [0, 1, -1, 2**63 - 1, -(2**63), 1234567890123456789])
+@pytest.mark.parametrize(("numbers", "first_row"), [(5, 0), (2**16, 7), (3, 2**31)])
+def test_bits_are_those_of_the_definition(key: int, numbers: int, first_row: int) -> None:
+    got = bits(torch.tensor(key), 3, numbers, first_row)
+    assert got.dtype is torch.int32
+    for row, column in ((0, 0), (1, 2), (2, numbers - 1)):
+        want = mixed((first_row + row) * numbers + column, key % 2**64)
+        assert int(got[row, column]) % 2**32 == want
+
+
+def test_the_largest_and_smallest_radius_are_finite() -> None:
+    words = torch.tensor([0, 0xFFF, 0xFFFFF000 - 2**32, -1], dtype=torch.int32)
+    edge = math.sqrt(-2 * math.log(2**-21))
+    for ends, most in ((single(words), edge), (pair(words)[0], math.sqrt(-2 * math.log(2**-20)))):
+        torch.testing.assert_close(ends[:2], torch.tensor([-most, most]), rtol=1e-5, atol=0)
+        assert (ends[2:].abs() < 2e-3).all()
+        assert (ends[2:] != 0).all()
+    assert torch.isfinite(pair(words)[1]).all()
+
+
+def test_bits_fall_evenly() -> None:
+    """χ² of the 256 values of each byte, and of neighbours' four bits; bounds at five standard deviations."""
+    word = bits(torch.tensor(77), 4, 2**17).flatten()
+    for shift in (0, 4, 8, 12, 16, 24):
+        count = torch.bincount((word.long() >> shift) & 255, minlength=256).double()
+        expected = word.numel() / 256
+        assert abs(((count - expected) ** 2 / expected).sum() - 255) < 5 * math.sqrt(2 * 255)
+        nibble = (word.long() >> shift) & 15
+        count = torch.bincount(nibble[:-1] * 16 + nibble[1:], minlength=256).double()
+        expected = (word.numel() - 1) / 256
+        assert abs(((count - expected) ** 2 / expected).sum() - 255) < 5 * math.sqrt(2 * 255)
+
+
+def test_a_bit_of_the_counter_or_the_key_changes_half_of_the_bits() -> None:
+    """Over 20,000 counters each of the 32 output bits flips half of the time, within six standard deviations."""
+    base = bits(torch.tensor(5), 1, 20_000)
+    others = [bits(torch.tensor(5 ^ (1 << b)), 1, 20_000) for b in (*range(0, 32, 5), *range(32, 60, 5))]
+    others += [bits(torch.tensor(5), 1, 40_000)[:, lag : lag + 20_000] for lag in (1, 2, 64, 1024, 12_345)]
+    for other in others:
+        flips = torch.stack([((base ^ other) >> b & 1).double().mean() for b in range(32)])
+        assert (flips - 0.5).abs().max() < 6 * 0.5 / math.sqrt(20_000)
+
+
+DRAWS = pytest.mark.parametrize("draw", [normal, normal_of_singles], ids=["cpu", "accelerator"])
+
+
+@DRAWS
+def test_normal_has_the_moments_of_a_normal(draw: Callable[..., Tensor]) -> None:
     """400,000 numbers; each bound is five standard errors."""
-    x = normal(torch.tensor(3), (40, 10_000)).double()
+    x = draw(torch.tensor(3), (40, 10_000)).double()
     n = x.numel()
     assert abs(x.mean()) < 5 / math.sqrt(n)
     assert abs(x.var() - 1) < 5 * math.sqrt(2 / n)
@@ -30,17 +89,46 @@ def test_normal_has_the_moments_of_a_normal() -> None:
     assert abs(tail - 0.0026998) < 5 * math.sqrt(0.0027 / n)
 
 
-def test_normal_is_independent_across_rows_columns_and_keys() -> None:
-    x = normal(torch.tensor(3), (200, 2000))
-    others = [x.roll(1, 0), x.roll(1, 1), x.roll(1000, 1), normal(torch.tensor(4), (200, 2000))]
+@DRAWS
+def test_normal_is_independent_across_rows_columns_channels_and_keys(draw: Callable[..., Tensor]) -> None:
+    """Neither the numbers nor their squares are correlated, at five standard errors."""
+    shape, key = (100, 8, 10, 50), torch.tensor(3)
+    x = draw(key, shape)
+    others = [x.roll(1, d) for d in range(4)] + [x.roll(25, 3), x.roll(4, 1)]  # four channels apart: a CPU's pairs
+    others += [draw(key + d, shape) for d in (1, 2, 2**16, 2**32, 2**40, _GOLDEN)]
     for other in others:
         assert abs(float((x * other).mean())) < 5 / math.sqrt(x.numel())
+        assert abs(float(((x**2 - 1) * (other**2 - 1)).mean())) < 5 * 2 / math.sqrt(x.numel())
 
 
-def test_rows_depend_on_their_index_alone() -> None:
+def test_keys_of_weights_uses_and_steps_differ() -> None:
+    key = Key(torch.device("cpu"), torch.Generator().manual_seed(1))
+    for number in range(4):
+        key.enlist(number)
+    seen = []
+    with torch.no_grad():
+        for _ in range(3):
+            key.begin(nn.Identity(), (), {})
+            seen += [int(key.next(n)) for n in (0, 1, 2, 3, 1, 1)]
+            seen += [int(key.of(n)) for n in range(4)]
+            assert key.of(2).equal(key.of(2))
+    assert len(set(seen)) == len(seen) == 30
+
+
+def test_one_ticket_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a layer asks, it asks once: each question costs a draw from the global generator."""
+    model = undrift.perturb(convnet(), norm_statistics="batch")
+    asked: list[object] = []
+    monkeypatch.setattr(model.key.replay, "once", lambda make: asked.append(make) or make())
+    model(images())
+    assert len(asked) == 1 + len(model.noise)  # the root's, and one a layer
+
+
+@DRAWS
+def test_rows_depend_on_their_index_alone(draw: Callable[..., Tensor]) -> None:
     key = torch.tensor(9)
-    whole = normal(key, (6, 5, 3))
-    assert torch.equal(whole[2:4], normal(key, (2, 5, 3), first_row=2))
+    whole = draw(key, (6, 5, 3))
+    assert torch.equal(whole[2:4], draw(key, (2, 5, 3), first_row=2))
 
 
 def test_a_generator_makes_noise_reproducible_and_steps_differ() -> None:

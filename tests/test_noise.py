@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, layers_with_input
+from undrift.fused.plain import safe_sqrt
 from undrift.key import Key
 from undrift.layers import kernels, per_weight
-from undrift.noise import Noise, input_energy, safe_sqrt
+from undrift.noise import Noise, input_energy
 from undrift.options import Options
 
 

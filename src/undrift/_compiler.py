@@ -20,18 +20,21 @@ def guard_hooks() -> None:
     noise. What was compiled under the old rule is forgotten once.
     """
     if _COMPILER in sys.modules:
-        _tell(sys.modules[_COMPILER])
+        dynamo: Any = sys.modules[_COMPILER]
+        if _tell(dynamo):
+            dynamo.reset()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
-def _tell(dynamo: Any) -> None:
+def _tell(dynamo: Any) -> bool:
+    """Set what is needed; return whether something may have been compiled under the old rule."""
     from undrift.key import count_traced
 
     dynamo.assume_constant_result(count_traced)
-    if dynamo.config.skip_nnmodule_hook_guards:
-        dynamo.config.skip_nnmodule_hook_guards = False
-        dynamo.reset()
+    before: bool = dynamo.config.skip_nnmodule_hook_guards
+    dynamo.config.skip_nnmodule_hook_guards = False
+    return before
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -60,7 +63,7 @@ class _Telling(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.inner.exec_module(module)
-        _tell(module)
+        _tell(module)  # nothing was compiled yet, and resetting a module half imported would fail
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)  # get_source and others, for tracebacks and inspect

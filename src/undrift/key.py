@@ -1,14 +1,14 @@
 """Where noise comes from: normal numbers that are a function of a seed, a step, a call and a sample.
 
 A `torch.Generator` cannot enter a compiled graph, and activation checkpointing does not replay one. So every number
-here is computed from integers held in tensors (SplitMix64 and Box-Muller): the same key gives the same noise, on any
-batch split, on any rank, and when a checkpointed part of the network runs a second time.
+is computed from integers held in tensors: SplitMix64 makes a key of them here, and `undrift.fused` makes noise of the
+key. The same key gives the same noise, on any batch split, on any rank, and when a checkpointed part of the network
+runs a second time.
 """
 
 import itertools
-import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo at once
 
 from undrift._errors import UndriftError, UndriftWarning
+from undrift.fused.epsilon import normal
 from undrift.replay import Replay, in_backward
+
+__all__ = ["Key", "count_traced", "mix", "normal", "rank"]
 
 T = TypeVar("T")
 
@@ -38,27 +41,9 @@ def mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def _fork(key: Tensor, number: int) -> Tensor:
-    """Return the number-th key that follows from a key."""
-    return mix(key + ((number * _GOLDEN + 2**63) % 2**64 - 2**63))  # Python's integers do not wrap by themselves
-
-
-def normal(key: Tensor, shape: Sequence[int], first_row: int = 0) -> Tensor:
-    """Return standard normal numbers (float32) of that shape, a function of key and of the row in the first dimension.
-
-    Row i depends on `first_row + i` and on nothing else in the batch, so a batch may be split over processes.
-    """
-    rows, numbers = shape[0], math.prod(shape[1:])
-    pairs = (numbers + 1) // 2
-    row = torch.arange(first_row + 1, first_row + rows + 1, device=key.device)
-    counter = torch.arange(1, pairs + 1, device=key.device)
-    # SplitMix64's states, key·γ + n·γ. The key is added first: the compiler would take n·γ for an index and overflow.
-    bits = mix((mix((key + row) * _GOLDEN)[:, None] + counter) * _GOLDEN)
-    # Box-Muller on the two halves; + 0.5 keeps the logarithm finite.
-    radius = torch.sqrt(-2 * torch.log((_shift(bits, 32).float() + 0.5) * 2**-32))
-    angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2**-32)
-    both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
-    return both[:, :numbers].reshape(tuple(shape))
+def _wrap(number: int) -> int:
+    """Return the number as a signed 64-bit integer: Python's do not wrap by themselves."""
+    return (number + 2**63) % 2**64 - 2**63
 
 
 def rank() -> int:
@@ -69,13 +54,20 @@ def rank() -> int:
 
 
 _idents = itertools.count()
-_traced: dict[int, int] = {}
+_traced: dict[int, dict[int, int]] = {}
 
 
-def count_traced(ident: int, start: bool = False) -> int:
-    """Return the number of this call in the graph being traced; the compiler runs it while tracing, once a call."""
-    _traced[ident] = 0 if start else _traced.get(ident, 0) + 1
-    return _traced[ident]
+def count_traced(ident: int, number: int | None = None) -> int:
+    """Return how often a weight was used before in the graph being traced; without a number, start such a graph.
+
+    The compiler runs it while tracing, once a call.
+    """
+    if number is None:
+        _traced[ident] = {}
+        return 0
+    uses = _traced.setdefault(ident, {})
+    uses[number] = uses.get(number, -1) + 1
+    return uses[number]
 
 
 class Key(nn.Module):
@@ -95,10 +87,12 @@ class Key(nn.Module):
         self.ident = next(_idents)
         self.enabled = True  # the perturbation as a whole
         self.noisy = True  # its noise; the mean network has norm policies, but no noise
-        self.calls = 0
+        self.weights = 0  # how many there are: weight k gets the keys 2k (local noise) and 2k + 1 (a drawn weight)
+        self.calls: dict[int, int] = {}  # how often each weight was used in this step
         self.traced = False  # a graph that holds the whole forward pass is being captured
         self.stale = False  # a traced forward pass has moved the step
-        self.current = self.step
+        self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
+        self.graph: Tensor | None = None  # the same inside a graph that is being captured
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
         self.reseed(generator)
@@ -110,8 +104,12 @@ class Key(nn.Module):
         device = generator.device if generator is not None else None
         self.seed.copy_(torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device))
         self.step.zero_()
-        self.calls = 0
-        self.current = mix(self.seed)
+        self.calls, self.current = {}, None
+
+    def enlist(self, number: int) -> None:
+        """Count a weight in: its keys are made with those of all others."""
+        self.weights = max(self.weights, number + 1)
+        self.current = None
 
     # Hooks of the root ------------------------------------------------------------------------------------------
 
@@ -121,7 +119,8 @@ class Key(nn.Module):
             return
         if torch.compiler.is_compiling():
             self.step.add_(1)
-            self.traced = count_traced(self.ident, start=True) == 0
+            self.traced = count_traced(self.ident) == 0
+            self.graph = self._keys()
             self.stale = True
         else:
             self._begin()
@@ -129,7 +128,9 @@ class Key(nn.Module):
     def end(self, _net: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Close the step; after the first, name the layers that the forward pass never called."""
         self.traced = False
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            self.graph = None  # a graph's tensors stay inside it
+        else:
             self.replay.recording = False
             if self.noisy and self.waiting:
                 self._warn_waiting()
@@ -145,8 +146,7 @@ class Key(nn.Module):
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
-            self.calls, self.stale = 0, False
-            self.current = mix(self.seed + self.step * _GOLDEN)
+            self.calls, self.current, self.stale = {}, self._keys(), False
         # A checkpoint around the whole network calls its root again in the backward pass.
         self.current = self.replay.once(lambda: self.current)
 
@@ -162,13 +162,16 @@ class Key(nn.Module):
 
     # What layers ask for -----------------------------------------------------------------------------------------
 
-    def next(self, number: int) -> Tensor:
-        """Return a key that no other call of this step gets (local noise: each use of a layer is independent)."""
-        return self.once(self._fresh, number)
+    def next(self, number: int) -> Tensor | None:
+        """Return a key that no other call of this step gets (local noise: each use of a layer is independent).
 
-    def of(self, number: int) -> Tensor:
-        """Return the key of one weight in this step (a drawn weight is the same in each use)."""
-        return self.once(lambda: _fork(self._now(), 2 * number + 1), number)
+        None where noise is off. One question, asked once: a layer has little time to spare.
+        """
+        return self.once(lambda: self._fresh(number) if self.noisy else None, number)
+
+    def of(self, number: int) -> Tensor | None:
+        """Return the key of one weight in this step (a drawn weight is the same in each use), or None: noise is off."""
+        return self.once(lambda: self._now()[2 * number + 1] if self.noisy else None, number)
 
     def once(self, make: Callable[[], T], number: int | None = None) -> T:
         """Return make(), or what it gave in the forward pass when activation checkpointing runs that part again.
@@ -188,21 +191,33 @@ class Key(nn.Module):
     def _in_graph(self) -> bool:
         return torch.compiler.is_compiling() and self.traced
 
+    def _keys(self) -> Tensor:
+        """Return the keys of the step that `step` stands at: 2k and 2k + 1 are weight k's."""
+        # SplitMix64's own stream, 2^20 keys a step. The step is added before the product: the compiler would take
+        # arange·γ for an index, and an index does not wrap around.
+        count = torch.arange(2 * self.weights, device=self.step.device) + self.step * (1 << 20)
+        return mix(self.seed + count * _GOLDEN)
+
     def _now(self) -> Tensor:
         if self._in_graph():
-            return mix(self.seed + self.step * _GOLDEN)
+            assert self.graph is not None
+            return self.graph
         if self.stale:
-            # This part runs outside the graph that opened the step; its calls are numbered apart from the graph's.
-            self.current, self.calls, self.stale = mix(self.seed + self.step * _GOLDEN), 1 << 20, False
+            # This part runs outside the graph that opened the step; its uses are numbered apart from the graph's.
+            self.calls, self.current, self.stale = dict.fromkeys(range(self.weights), 1 << 20), None, False
+        if self.current is None:
+            self.current = self._keys()
         return self.current
 
-    def _fresh(self) -> Tensor:
+    def _fresh(self, number: int) -> Tensor:
+        key = self._now()[2 * number]
         if self._in_graph():
-            # A checkpointed part of a graph may not change Python state, so calls are counted while it is traced.
-            return _fork(self._now(), 2 * count_traced(self.ident))
-        now = self._now()
-        self.calls += 1
-        return _fork(now, 2 * self.calls)
+            # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. No
+            # branch on the count: the compiler may trace a part twice, and wants to see the same.
+            return key + _wrap(count_traced(self.ident, number) * _GOLDEN)
+        use = self.calls.get(number, -1) + 1
+        self.calls[number] = use
+        return key + _wrap(use * _GOLDEN) if use else key
 
     @_disable_dynamo
     def _replay(self, make: Callable[[], T], number: int | None) -> T:
@@ -212,4 +227,4 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same.
-        return {**self.__dict__, "noisy": True, "current": self.current.detach().clone()}
+        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None}

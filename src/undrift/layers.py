@@ -155,18 +155,33 @@ def apply(layer: nn.Module, x: Tensor, weight: Tensor, output_shape: torch.Size,
     return _CONVOLVE[dims](x, weight, None, layer.stride, layer.padding, layer.dilation, groups)
 
 
-def box(layer: nn.Module, energy: Tensor, output_shape: torch.Size) -> Tensor:
-    """Return the energy under each output's window, one plane a group: batch, groups, *output.
+def channels(layer: nn.Module) -> tuple[bool, int]:
+    """Return whether a layer's channels are the last dimension (linear layers), and how many groups they form."""
+    return (True, 1) if isinstance(layer, nn.Linear) else (False, int(layer.groups))  # type: ignore[arg-type]
+
+
+def box(layer: nn.Module, plane: Tensor, output_shape: torch.Size) -> Tensor:
+    """Return the energy under each output's window (batch, groups, *output) from the energy of a group's channels.
 
     With one variance a kernel, every weight of the window has the same variance, so the second convolution of local
     reparameterisation is a sum over channels and a box filter. Exact, for any stride, padding and dilation.
     """
     if isinstance(layer, nn.Linear):
-        return energy.sum(-1, keepdim=True)
+        return plane
     assert isinstance(layer, _ConvNd)
-    plane = energy.unflatten(1, (layer.groups, -1)).sum(2)
+    if not isinstance(layer, _ConvTransposeNd) and layer.padding_mode == "zeros" and _pools(layer):
+        if all(k == 1 and s == 1 for k, s in zip(layer.kernel_size, layer.stride, strict=True)):
+            return plane
+        return F.avg_pool2d(plane, layer.kernel_size, layer.stride, layer.padding, divisor_override=1)  # type: ignore[arg-type]
     window = plane.new_ones(layer.groups, 1, *layer.kernel_size)
     return apply(layer, plane, window, output_shape, groups=layer.groups)
+
+
+def _pools(layer: _ConvNd) -> bool:
+    """Return whether pooling can sum over the layer's windows: one small kernel, and float32 where TF32 is allowed."""
+    if len(layer.kernel_size) != 2 or isinstance(layer.padding, str) or max(layer.dilation) > 1:
+        return False
+    return all(2 * p <= k for p, k in zip(layer.padding, layer.kernel_size, strict=True))
 
 
 def effective_shape(layer: nn.Module) -> torch.Size:

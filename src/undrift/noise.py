@@ -1,5 +1,6 @@
 """The perturbation of one weight: log-variances, their prior, and the hooks that add its noise to a layer's output."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -8,7 +9,9 @@ from torch.func import functional_call
 
 from undrift import layers
 from undrift._errors import UndriftError
-from undrift.key import Key, normal, rank
+from undrift.fused import add_noise, normal, square_sum
+from undrift.fused.plain import by_channel, safe_sqrt, spread
+from undrift.key import Key, rank
 from undrift.options import Energy, Options, Sharing
 from undrift.prior import initial_log_var, kernel_variance, prior_variance
 
@@ -23,6 +26,7 @@ class Noise(nn.Module):
     log_var: nn.Parameter
     prior_var: Tensor
     kernel_var: Tensor
+    share: Tensor
 
     def __init__(
         self,
@@ -46,6 +50,9 @@ class Noise(nn.Module):
         self.register_buffer("kernel_var", variance, persistent=False)
         self.sharing, self.energy, self.offset, self.number = sharing, energy, options.energy_offset, number
         self.weights = weight.numel()
+        # How many weights stand behind each variance; on the device, for sums over all layers at once.
+        self.register_buffer("share", variance.new_tensor(self.weights / self.log_var.numel()), persistent=False)
+        key.enlist(number)
         self._key = (key,)  # in a tuple: shared by all noises, registered once, by the perturbed network
 
     @property
@@ -70,50 +77,69 @@ class Noise(nn.Module):
 
     def variance(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Return the variance of each output: σ² of the kernel × energy in its window, or the full second map."""
-        energy = input_energy(layer, x, self.energy, self.offset)
-        var = self.log_var.exp().to(energy.dtype)
         if self.sharing == "weight":
-            return layers.apply(layer, energy, var, output_shape)
-        return _by_channel(layer, var) * _spread(layer, layers.box(layer, energy, output_shape))
+            energy = input_energy(layer, x, self.energy, self.offset)
+            return layers.apply(layer, energy, self.log_var.exp().to(energy.dtype), output_shape)
+        plane = self.plane(layer, x, output_shape)
+        last, groups = layers.channels(layer)
+        return by_channel(self.log_var.exp().to(plane.dtype), output_shape, last) * spread(
+            plane, output_shape, groups, last
+        )
+
+    def plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
+        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output."""
+        last, groups = layers.channels(layer)
+        if self.energy == "centred":
+            x = centred(layer, x)
+        energy = square_sum(x, groups, last)
+        if self.energy == "offset":
+            energy = energy + self.offset * (x.shape[-1] if last else x.shape[1] // groups)
+        return layers.box(layer, energy, output_shape)
 
     def std(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Return the standard deviation of each output."""
-        if self.sharing == "weight":
-            return safe_sqrt(self.variance(layer, x, output_shape))
-        # σ · √energy: the root is taken on one plane a group, not on every channel.
-        energy = layers.box(layer, input_energy(layer, x, self.energy, self.offset), output_shape)
-        sigma = (0.5 * self.log_var).exp().to(energy.dtype)
-        return _by_channel(layer, sigma) * _spread(layer, safe_sqrt(energy))
+        return safe_sqrt(self.variance(layer, x, output_shape))
 
-    def draw(self, layer: nn.Module, shape: torch.Size) -> Tensor:
+    def draw(self, layer: nn.Module, shape: torch.Size, key: Tensor | None = None) -> Tensor:
         """Return one Δw, the same for every use of the weight in this step."""
+        key = self.key.of(self.number) if key is None else key
+        assert key is not None, "no noise is drawn where it is off"
         sigma = (0.5 * self.log_var).exp()
         if self.sharing == "kernel":
             sigma = layers.per_weight(layer, sigma, torch.empty(shape, device="meta"))
-        return sigma * normal(self.key.of(self.number).to(sigma.device), shape)
+        return sigma * normal(key.to(sigma.device), shape)
 
     # Hooks ------------------------------------------------------------------------------------------------------
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        if not self.key.mode()[0]:
+        key = self.key.next(self.number)
+        if key is None:
             return None
         x, batched = self._input(layer, args, kwargs, output)
         y = output if batched else output.unsqueeze(0)
-        with torch.autocast(x.device.type, enabled=False):
-            std = self.std(layer, x if batched else x.unsqueeze(0), y.shape)
-            key = self.key.next(self.number).to(x.device)
-            noise = std * normal(key, y.shape, first_row=rank() * y.shape[0]).to(std.dtype)
+        x = x if batched else x.unsqueeze(0)
+        with without_autocast(x.device):
+            noisy = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
+        return noisy if batched else noisy.squeeze(0)
+
+    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
+        last, groups = layers.channels(layer)
+        if self.sharing == "kernel":
+            return add_noise(y, self.plane(layer, x, y.shape), self.log_var, key, first_row, groups, last)
+        std = self.std(layer, x, y.shape)
+        noise = std * normal(key, y.shape, first_row).to(std.dtype)
         # Noise in float32, cast last: autocast must not turn its outputs into float32.
-        return output + (noise if batched else noise.squeeze(0)).to(output.dtype)
+        return y + noise.to(y.dtype)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add the layer's response to one draw of Δw for the whole batch."""
-        if not self.key.mode()[0]:
+        key = self.key.of(self.number)
+        if key is None:
             return None
         x, _ = self._input(layer, args, kwargs, output)
-        with torch.autocast(x.device.type, enabled=False):
-            delta = self.draw(layer, layers.effective_shape(layer))
+        with without_autocast(x.device):
+            delta = self.draw(layer, layers.effective_shape(layer), key)
             full = x.to(torch.promote_types(x.dtype, torch.float32))
             noise = layers.apply(layer, full, delta.to(full.dtype), output.shape)
         return output + noise.to(output.dtype)
@@ -144,14 +170,15 @@ class Rerun(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
         """Return the module's output under one draw of its weights."""
-        if not self._noises[0][1].key.mode()[0]:
-            return None
         weights = {}
         for name, noise in self._noises:
+            key = noise.key.of(noise.number)
+            if key is None:
+                return None
             holder, _, attribute = name.rpartition(".")
             module = layer.get_submodule(holder)
             weight = getattr(module, attribute).detach()
-            weights[name] = (weight + noise.draw(module, weight.shape)).to(weight.dtype)
+            weights[name] = (weight + noise.draw(module, weight.shape, key)).to(weight.dtype)
         # Its forward, not the module: the user's hooks on it see one call.
         return functional_call(self._forward[0], {f"layer.{n}": w for n, w in weights.items()}, args, kwargs)
 
@@ -176,26 +203,20 @@ def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> 
       part of its input into a constant shift, which the next norm layer removes; local noise would turn it into noise
       at every position. Without positions (a linear layer on plain vectors) there is nothing to centre: x².
     """
+    if energy == "centred":
+        x = centred(layer, x)
+    square = x.to(torch.promote_types(x.dtype, torch.float32)).square()
+    return square + offset if energy == "offset" else square
+
+
+def centred(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     positions = tuple(range(1, x.ndim - 1)) if isinstance(layer, nn.Linear) else tuple(range(2, x.ndim))
-    if energy == "centred" and positions:
-        x = x - x.mean(dim=positions, keepdim=True)
-    return x.square() + offset if energy == "offset" else x.square()
+    return x - x.mean(dim=positions, keepdim=True) if positions else x
 
 
-def safe_sqrt(x: Tensor) -> Tensor:
-    """Return √x with slope 0 at 0: the root's own slope there is infinite, and ReLU makes all-zero windows."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1).sqrt(), 0)
-
-
-def _by_channel(layer: Any, values: Tensor) -> Tensor:
-    """Return one value a kernel, shaped to meet the layer's output."""
-    return values if isinstance(layer, nn.Linear) else values.view(-1, *(1,) * len(layer.kernel_size))
-
-
-def _spread(layer: Any, planes: Tensor) -> Tensor:
-    """Return one plane a group as one plane an output channel."""
-    if isinstance(layer, nn.Linear) or layer.groups == 1:
-        return planes
-    return planes.repeat_interleave(layer.out_channels // layer.groups, dim=1)
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context without autocast; most of the time there is none to leave, and entering takes its time."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -42,7 +42,7 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
         Row("vmp:released", "vmp:released", rate, cost=3.0),
         own("vmp-roid", 4.0),
         control("tent-matched-lr", "tent, VMP's rate", "tent", "is it only the learning rate?", 1.0),
-        control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, init_fraction=0.0),
+        control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, layers=(), test_samples=0),
         control("vmp-sigma-0.04", "vmp, σ² = 0.04 Var", "vmp:paper", "would more noise help?", 5.0, init_fraction=0.04),
         control("vmp-sigma-0.1", "vmp, σ² = 0.1 Var", "vmp:paper", "would much more help?", 5.0, init_fraction=0.1),
         own("eta", tier="B"),

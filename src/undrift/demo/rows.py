@@ -170,7 +170,6 @@ def shot(world: World, setting: Setting, seed: int) -> Scored:
         history.model.remove()
 
 
-
 def without_noise(world: World, setting: Setting, seed: int) -> Scored:
     """VMP with σ = 0, which is SHOT on norm layers: same rate, same order, no noise."""
     with adapted(world, setting, seed, **NO_NOISE) as model:

@@ -1,0 +1,14 @@
+"""Noise at the price of reading a tensor: the energy of a layer's input, and noise added to its output.
+
+    plane[n, g, p] = Σ_{window(p)} Σ_{c in g} x²[n, c, ·]        `square_sum`, then a box filter
+    out[n, o, p]   = y[n, o, p] + σ[o] · √plane[n, g(o), p] · ε  `add_noise`
+
+ε is a function of a key and of a position (`epsilon`), so that the backward pass draws it again instead of keeping it.
+`plain` says all of it in PyTorch's own operators and is what everything else is tested against; `kernels` are Triton's,
+`cpu` works in pieces that stay in a core's cache, `operators` registers the two functions with torch.library.
+"""
+
+from undrift.fused.dispatch import add_noise, force, square_sum
+from undrift.fused.epsilon import normal
+
+__all__ = ["add_noise", "force", "normal", "square_sum"]

@@ -1,0 +1,162 @@
+"""Which implementation runs: Triton's kernels on CUDA, small pieces on a CPU, PyTorch's own operators elsewhere.
+
+A graph that is being compiled is given PyTorch's operators: the compiler then draws ε inside the kernel that writes
+the output, sums x² inside the kernel that made x, and draws ε again in the backward pass. `force` chooses by hand.
+"""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from undrift._errors import OptionError, UndriftWarning
+from undrift.fused import cpu, plain
+
+Path = Literal["plain", "operator", "cpu", "triton"]
+ENVIRONMENT = "UNDRIFT_NOISE"
+# What a graph under compilation is given: "plain" (PyTorch's operators, fused by the compiler) or "operator" (opaque
+# calls of the registered operators).
+COMPILED: Path = "plain"
+_SMALL = 1 << 13  # below, a handful of PyTorch calls is quicker than a loop over pieces
+_forced: list[str] = [os.environ.get(ENVIRONMENT, "")]
+_said: set[str] = set()
+
+
+@contextmanager
+def force(path: Path) -> Iterator[None]:
+    """Use one implementation for the length of a `with` block, wherever it can run; also by UNDRIFT_NOISE=plain."""
+    if path not in get_args(Path):
+        raise OptionError(f"there is no implementation {path!r} of the noise. Choose one of {get_args(Path)}.")
+    _forced.append(path)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def choose(*tensors: Tensor) -> Path:
+    """Return the implementation for these tensors (the first is the large one)."""
+    if torch.compiler.is_compiling():
+        return "operator" if _forced[-1] == "operator" else COMPILED
+    forced = _forced[-1]
+    if forced in {"plain", "operator"}:
+        return "plain" if forced == "plain" else "operator"
+    if torch._C._len_torch_dispatch_stack() > 0 or any(type(t) not in _PLAIN_TYPES for t in tensors):
+        return "operator"  # FakeTensor, tracers: they must see one operator, not what it does to memory
+    large = tensors[0]
+    if large.is_cuda:
+        return _on_cuda(large)
+    if large.device.type == "cpu" and cpu.supports(*tensors) and (large.numel() >= _SMALL or forced == "cpu"):
+        return "cpu"
+    return "plain"
+
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def _on_cuda(large: Tensor) -> Path:
+    if not has_triton():
+        return _instead("no-triton", "Triton is not installed (`import triton` finds nothing)")
+    if large.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return _instead(
+            str(large.dtype), f"its kernels are for float32, bfloat16 and float16, and this is {large.dtype}"
+        )
+    return "triton"
+
+
+def _instead(reason: str, why: str) -> Path:
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(
+            f"noise on CUDA is drawn with PyTorch's own operators, several times slower than by one kernel: {why}. "
+            f"Results are the same; compile the network, or set {ENVIRONMENT}=plain to hear no more of it.",
+            UndriftWarning,
+            stacklevel=2,
+        )
+    return "plain"
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed; it is imported by the first call of a kernel."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
+    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
+    path = choose(x)
+    if path in {"plain", "cpu"}:
+        return plain.square_sum(x, groups, last)
+    if path == "operator":
+        from undrift.fused import operators
+
+        return operators.square_sum(x, groups, last)
+    return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+
+
+def add_noise(
+    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> Tensor:
+    """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
+    path = choose(y, plane, log_var)
+    if path == "plain":
+        return plain.add_noise(y, plane, log_var, key, first_row, groups, last)
+    if path == "operator":
+        from undrift.fused import operators
+
+        return operators.add_noise(y, plane, log_var, key, first_row, groups, last)
+    return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
+
+
+class _SquareSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: int, last: bool) -> Tensor:
+        from undrift.fused import launch
+
+        ctx.save_for_backward(x)
+        ctx.settings = (groups, last)
+        return launch.square_sum(x, groups, last)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        from undrift.fused import launch
+
+        (x,) = ctx.saved_tensors
+        return launch.square_sum_gradient(grad, x, *ctx.settings), None, None
+
+
+class _AddNoise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        y, plane, log_var, key, first_row, groups, last, path = args
+        ctx.settings = (first_row, groups, last)
+        if path == "cpu":
+            out, kept = cpu.add_noise(y, plane, log_var, key, first_row, groups, last)
+            ctx.save_for_backward(plane, log_var, kept)
+            return out
+        from undrift.fused import launch
+
+        ctx.save_for_backward(plane, log_var, None, key)
+        return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        plane, log_var, kept, *key = ctx.saved_tensors
+        first_row, groups, last = ctx.settings
+        grads: tuple[Tensor | None, Tensor | None] = (None, None)
+        if any(ctx.needs_input_grad[1:3]):
+            if key:
+                from undrift.fused import launch
+
+                grads = launch.noise_gradients(grad, plane, log_var, key[0], first_row, groups, last)
+            else:
+                grads = cpu.noise_gradients(grad.contiguous(), kept, plane, log_var, groups, last)
+        return grad, *grads, None, None, None, None, None

@@ -1,0 +1,103 @@
+# ruff: noqa: ARG001 (a fake implementation takes all that the real one takes)
+"""The fused functions as operators of torch.library: one node for torch.compile, export, FakeTensor and autocast.
+
+On CUDA they run Triton's kernels, elsewhere PyTorch's own operators. Their backward passes are operators too, and draw
+ε again. A second derivative is not provided: autograd says so when asked for one.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.fused import plain
+
+
+def _launches(tensor: Tensor) -> bool:
+    if not tensor.is_cuda or tensor.dtype is torch.float64:
+        return False
+    from undrift.fused.dispatch import has_triton
+
+    return has_triton()
+
+
+@torch.library.custom_op("undrift::square_sum", mutates_args=())
+def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
+    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
+    if _launches(x):
+        from undrift.fused import launch
+
+        return launch.square_sum(x, groups, last)
+    return plain.square_sum(x, groups, last)
+
+
+@square_sum.register_fake
+def _(x: Tensor, groups: int, last: bool) -> Tensor:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=dtype)
+
+
+def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, ctx.groups, ctx.last = inputs
+    ctx.save_for_backward(x)
+
+
+def _square_sum_backward(ctx: Any, grad: Tensor) -> Any:
+    # Plain operators: a compiler makes one kernel of this product and the sum with the layer's own gradient.
+    (x,) = ctx.saved_tensors
+    return plain.square_sum_gradient(grad, x, ctx.groups, ctx.last), None, None
+
+
+square_sum.register_autograd(_square_sum_backward, setup_context=_keep_input)
+
+
+@torch.library.custom_op("undrift::add_noise", mutates_args=())
+def add_noise(
+    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> Tensor:
+    """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
+    if _launches(y):
+        from undrift.fused import launch
+
+        return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
+    out = plain.add_noise(y, plane, log_var, key, first_row, groups, last)
+    return torch.empty_like(y).copy_(out)  # in y's memory format, as promised to the compiler
+
+
+@add_noise.register_fake
+def _(y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool) -> Tensor:
+    return torch.empty_like(y)
+
+
+@torch.library.custom_op("undrift::noise_gradients", mutates_args=())
+def noise_gradients(
+    grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of plane and log_var for a gradient of `add_noise`'s output; ε is drawn again."""
+    if _launches(grad):
+        from undrift.fused import launch
+
+        return launch.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+    return plain.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+
+
+@noise_gradients.register_fake
+def _(
+    grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> tuple[Tensor, Tensor]:
+    return plane.new_empty(plane.shape), torch.empty_like(log_var)
+
+
+def _keep_noise(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, plane, log_var, key, *ctx.settings = inputs
+    ctx.save_for_backward(plane, log_var, key)
+
+
+def _add_noise_backward(ctx: Any, grad: Tensor) -> Any:
+    grads: Any = (None, None)
+    if any(ctx.needs_input_grad[1:3]):
+        grads = noise_gradients(grad, *ctx.saved_tensors, *ctx.settings)
+    return grad, *grads, None, None, None, None
+
+
+add_noise.register_autograd(_add_noise_backward, setup_context=_keep_noise)
