@@ -94,7 +94,7 @@ class Adapting:
             "collapsed": history.verdict is not None and history.verdict.collapsed,
             "epochs": epochs,
             "batch": recipe.batch_size,
-            "milliseconds": watch.milliseconds,
+            "milliseconds": None if "shared" in self.request.extra else watch.milliseconds,
             "peak_mib": peak,
             "learnables": learnables(model),
             "file_bytes": _file_bytes(model),

@@ -32,7 +32,8 @@ class Request:
         fast: channels-last and bfloat16.
         weights: source networks' files by the network's name.
         frost: a folder of frost pictures, where the package that holds them is not installed.
-        extra: values that one benchmark alone knows, by name.
+        extra: values that one benchmark alone knows, by name; "shared" says that the machine has other work too, so
+            that no times are written down.
     """
 
     data: Path = Path()

@@ -85,7 +85,7 @@ class Streaming:
         numbers = means({corruptions[d]: scores for d, scores in scoring.scores().items()})
         return numbers | {
             "source_error_after": forgotten,
-            "milliseconds": clock.milliseconds,
+            "milliseconds": None if "shared" in self.request.extra else clock.milliseconds,
             "peak_mib": peak,
             "learnables": learnables(model),
             "file_bytes": _file_bytes(model),
