@@ -14,6 +14,14 @@ from undrift.likelihood import Augment, Roid
 from undrift.likelihood.roid import corrected_prior, likelihood_ratios, weigh
 
 
+def corrected(logits: Tensor) -> Tensor:
+    """Return the logits under the corrected prior, at their own scale; the labels are those of logits × prior."""
+    prior = corrected_prior(logits)
+    scaled = logits * prior / prior.mean()
+    assert torch.equal(scaled.argmax(1), (logits * prior).argmax(1))
+    return scaled
+
+
 def test_weights_by_hand() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])
     weights, kept = weigh(probs.log(), torch.tensor([0.7, 0.3]), 3.0)
@@ -67,7 +75,7 @@ def test_roid_is_three_steps_by_hand() -> None:
     optimiser, mean, answers = torch.optim.Adam(trained(net), lr=1e-3), torch.full((5,), 0.2).double(), []
     for x in batches():
         logits = net(x)
-        answers.append((logits * corrected_prior(logits)).detach().softmax(1))
+        answers.append(corrected(logits).detach().softmax(1))
         loss, mean = loss_of(logits, x, mean, net, augment)
         optimiser.zero_grad()
         loss.backward()
@@ -134,7 +142,7 @@ def test_vmp_roid_answers_with_the_mean_network_and_learns_from_a_draw() -> None
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     logits = twin()(batches(1)[0]).detach()
     first = next(going)
-    torch.testing.assert_close(first.probs, (logits * corrected_prior(logits)).softmax(1))
+    torch.testing.assert_close(first.probs, corrected(logits).softmax(1))
     assert (first.mutual_info == 0).all()
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     assert changed == {n for n, p in model.named_parameters() if p.requires_grad}

@@ -31,8 +31,9 @@ class Roid:
     go through both p and q, none through w. The view is augmented (colour, affine, flip), or seen through a draw of the
     perturbation, or both. m starts uniform and goes to 0.9 m + 0.1 · mean p of the batch, after the step.
 
-    The answer is the logits from before the step, times (p̄ + s) / (1 + sC), s = max(1/B, 1/C) / max p̄, p̄ the batch's
-    mean prediction. A batch of which all d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
+    The answer is the logits from before the step, times q = (p̄ + s) / (1 + sC), s = max(1/B, 1/C) / max p̄, p̄ the
+    batch's mean prediction; q is divided by its mean over classes, which changes no label and leaves the logits their
+    scale (its authors' are a tenth of it with ten classes, and their probabilities nearly uniform). A batch of which all d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
 
     Args:
         consistency: factor before SCE; 0 leaves the second pass out.
@@ -92,7 +93,10 @@ class Roid:
 
     def answer(self, logits: Tensor) -> Tensor:
         """Return the logits under the corrected prior."""
-        return logits * corrected_prior(logits) if self.correct_prior else logits
+        if not self.correct_prior:
+            return logits
+        prior = corrected_prior(logits)
+        return logits * (prior / prior.mean())
 
     def follow(self, model: Perturbed) -> None:  # noqa: ARG002
         """Move m, as the step was made."""
