@@ -1,7 +1,10 @@
 """Published numbers add up, Table 1 follows from the methods, and the command line leads to all of it."""
 
 import json
+import runpy
+import shutil
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,15 @@ from undrift.bench.figure import Mark, finding, lines
 from undrift.bench.table import markdown, size, spread
 from undrift.bench.table1 import capabilities, rows
 from undrift.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def readme() -> Callable[[list[str]], int]:
+    """What `python benchmarks/readme.py` runs."""
+    found: Callable[[list[str]], int] = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))["main"]
+    return found
 
 
 @pytest.mark.parametrize("table", [published.OFFICE31, published.OFFICE_HOME])
@@ -100,3 +112,63 @@ def test_the_command_writes_table1(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_wrong_words_are_usage_errors(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(wrong) == 2
     assert "needed" in capsys.readouterr().err
+
+
+def test_tables_are_written_from_cells_and_none_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--seeds", "1", "--json", "--quiet"]
+    assert main([*flags, "--only", "source", "--device", "cpu"]) == 0
+    page = tmp_path / "online-c10.md"
+    first = page.read_text()
+    page.unlink()
+    capsys.readouterr()
+    assert main([*flags, "--only", "source,tent", "--tables"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ran"], found["kept"], found["left"]) == (0, 1, 1)
+    assert page.read_text() == first
+    assert len(list((tmp_path / "online-c10").iterdir())) == 1
+
+
+def test_both_pages_of_the_same_cells_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "generalized", "--tables", "--results", str(tmp_path), "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ran"], found["kept"]) == (0, 0)
+    assert {Path(path).name for path in found["wrote"]} == {
+        *("offline.json", "offline.md", "generalized.json", "generalized.md")
+    }
+    assert "not run" in (tmp_path / "generalized.md").read_text()
+
+
+def test_what_has_no_cells_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "table1", "--tables"]) == 2
+    assert "Leave --tables out" in capsys.readouterr().err
+
+
+def test_the_pages_are_what_the_cells_say(readme: Callable[[list[str]], int]) -> None:
+    assert readme(["--check"]) == 0, "run python benchmarks/readme.py"
+
+
+def test_a_page_that_is_not_is_found_and_mended(readme: Callable[[list[str]], int], tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/results.md"):
+        shutil.copy(ROOT / page, tmp_path / page)
+    here = ["--root", str(tmp_path)]
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(text.replace("| norm-stats |", "| norm-stats | 1.00"), encoding="utf-8")
+    assert readme([*here, "--check"]) == 1
+    assert "1.00" in (tmp_path / "README.md").read_text(encoding="utf-8")  # a check writes nothing
+    assert readme(here) == 0
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == text
+
+
+def test_without_cells_nothing_is_claimed(readme: Callable[[list[str]], int], tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    marks = ("online-c10", "online-c100", "online-imagenet", "pacs")
+    (tmp_path / "README.md").write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in marks))
+    (tmp_path / "docs" / "results.md").write_text("no place for a table")
+    here = ["--root", str(tmp_path), "--results", str(tmp_path / "none")]
+    with pytest.raises(SystemExit, match="has no place for cells"):
+        readme(here)
+    written = (tmp_path / "README.md").read_text()
+    assert written.count("Not run yet.") == len(marks)
+    assert "old" not in written
+    assert "|" not in written

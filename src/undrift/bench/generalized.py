@@ -17,7 +17,7 @@ from undrift.bench.offline_page import Page, notes, pages, title
 from undrift.bench.offline_sets import Task, paper_row
 from undrift.bench.published import PAPER
 from undrift.bench.request import Request
-from undrift.bench.run import Outcome, RunCell, Say, _write, run
+from undrift.bench.run import Outcome, RunCell, Say, _write, run, tables
 from undrift.bench.store import Store
 from undrift.bench.table import FAILED, NOT_RUN, spread
 from undrift.bench.table import markdown as table
@@ -32,7 +32,13 @@ class Generalized:
 
     def __call__(self, request: Request, say: Say = print, quiet: bool = False) -> Outcome:
         """Run what is missing of `offline`, and write both pages."""
-        outcome = run(self.cells_of, request, say, quiet)
+        return self._and_own(run(self.cells_of, request, say, quiet), request)
+
+    def tables(self, request: Request) -> Outcome:
+        """Write both pages from the cells that are there, and run none."""
+        return self._and_own(tables(self.cells_of, request), request)
+
+    def _and_own(self, outcome: Outcome, request: Request) -> Outcome:
         wrote = outcome.wrote
         _write(_Tables(self.cells_of), Store(request.results / self.cells_of.name), request, outcome)
         outcome.wrote = wrote + outcome.wrote

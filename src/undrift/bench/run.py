@@ -46,6 +46,14 @@ class Benchmark(Protocol):
         """Return what draws each figure, by the end of its file's name ("" for the main one)."""
 
 
+@runtime_checkable
+class Tabled(Protocol):
+    """A benchmark that reads another one's cells, and so can write its tables without running any."""
+
+    def tables(self, request: Request) -> "Outcome":
+        """Write its pages from the cells that are there."""
+
+
 @dataclass
 class Outcome:
     """What one call did: how many cells ran, failed, were there already or are left, the files it wrote and lacked."""
@@ -81,6 +89,15 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
             bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
             _one(cell, run_cell, store, request, outcome, bar, say)
     outcome.left = sum(store.state(cell) == "not run" for cell in cells)
+    _write(benchmark, store, request, outcome)
+    return outcome
+
+
+def tables(benchmark: Benchmark, request: Request) -> Outcome:
+    """Write JSON, Markdown and figures from the cells that are there, and run none; needs neither data nor networks."""
+    store = Store(request.results / benchmark.name)
+    states = [store.state(cell) for cell in benchmark.cells(request)]
+    outcome = Outcome(kept=states.count("finished"), left=states.count("not run"))
     _write(benchmark, store, request, outcome)
     return outcome
 

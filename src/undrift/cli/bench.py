@@ -1,12 +1,15 @@
 """`undrift bench`: a benchmark's missing cells in, its tables and figures out."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from undrift._errors import OptionError
 from undrift.cli._session import Session, command
+
+if TYPE_CHECKING:
+    from undrift.bench import Outcome, Request
 
 Names = list[str] | None
 
@@ -46,6 +49,9 @@ def run(
     frost: Annotated[Path | None, typer.Option(help="Folder of frost pictures.", metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     list_only: Annotated[bool, typer.Option("--list", help="Say which cells are finished, and run none.")] = False,
+    tables_only: Annotated[
+        bool, typer.Option("--tables", help="Write tables and figures from the finished cells, and run none.")
+    ] = False,
 ) -> dict[str, Any]:
     """Run a benchmark: every method on the same footing, published numbers beside ours.
 
@@ -86,7 +92,9 @@ def run(
             session.say(f"{state:<8}  {key}")
         return {"cells": dict(cells)}
     session.kept = f"Finished cells stay in {results}; the same command goes on from there."
-    if isinstance(found, bench.Benchmark):
+    if tables_only:
+        outcome = _tables(name, found, request)
+    elif isinstance(found, bench.Benchmark):
         outcome = bench.run(found, request, session.say, session.quiet)
     else:
         outcome = found(request, session.say)
@@ -95,6 +103,17 @@ def run(
     counts = {"ran": outcome.ran, "failed": outcome.failed, "kept": outcome.kept, "left": outcome.left}
     session.say("cells: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     return {**counts, "wrote": wrote}
+
+
+def _tables(name: str, found: object, request: "Request") -> "Outcome":
+    """Return what was written from the finished cells of a benchmark, or of the one whose cells it reads."""
+    from undrift.bench.run import Benchmark, Tabled, tables
+
+    if isinstance(found, Benchmark):
+        return tables(found, request)
+    if isinstance(found, Tabled):
+        return found.tables(request)
+    raise OptionError(f"{name} has no cells to make tables of; needed: a benchmark with cells. Leave --tables out.")
 
 
 def _split(given: Names) -> tuple[str, ...]:

@@ -1,0 +1,157 @@
+"""Claim: the tables in README.md and docs/results.md are what the finished cells under benchmarks/results say.
+
+Command:   python benchmarks/readme.py            writes what stands between the markers <!-- NAME --> … <!-- /NAME -->
+           python benchmarks/readme.py --check    writes nothing, and exits 1 where a page is not what would be written
+Hardware:  any; nothing is run. Machine, date and seeds of the cells stand above each table.
+Seeds:     those of the cells.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from undrift.bench import Benchmark, Cell, Request, Row, Store, about, find, online_report
+from undrift.bench.offline import benchmark as offline
+from undrift.bench.offline_page import Page, title
+from undrift.bench.offline_sets import SETS, Task
+from undrift.bench.online import Online
+from undrift.bench.table import NOT_RUN
+from undrift.bench.table import markdown as table
+
+ROOT = Path(__file__).parents[1]
+MOST = 12  # lines of a table; with more, those of the first tier
+COLUMNS = online_report.COLUMNS[:4]  # error, NLL, ECE, clean error after
+
+
+def online(name: str, request: Request) -> str:
+    """Return the main table of a stream: its first network, one corruption after another."""
+    bench = find(name)
+    assert isinstance(bench, Online)
+    part = online_report.Part(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
+    heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
+    run = [row for row in bench.rows if part.records(row)]
+    if not run:
+        return f"{heading} Not run yet."
+    error, *others = COLUMNS
+    lines = []
+    for row in (shown := _few(run)):
+        records, said = part.records(row), part.said(row)
+        values = [error.text(records), str(said[0]) if said else "–", *(column.text(records) for column in others)]
+        lines.append([title(row), *values])
+    header = ["method", error.title, "published %", *(column.title for column in others)]
+    records = [record for row in shown for record in part.records(row)]
+    return _block(heading, about(records), table(header, lines), _left(len(bench.rows), run, shown, [name]))
+
+
+def pacs(request: Request) -> str:
+    """Return what each finished task of PACS has: accuracy on the target, on the held-out source, and both."""
+    page = Page(offline, Store(request.results / offline.name), request, SETS["pacs"])
+    heading = "**PACS, whole domains, ResNet-50.** Accuracy %: target / held-out source afterwards / harmonic mean."
+    run = [row for row in offline.rows if page.done(row, page.main)]
+    if not run:
+        return f"{heading} Not run yet."
+    shown, tasks = _few(run), [task for task in page.main if any(page.records(row, task) for row in run)]
+    lines = [[title(row), *(_three(page, row, task) for task in tasks)] for row in shown]
+    records = [record for row in shown for task in tasks for record in page.records(row, task)]
+    left = _left(len(offline.rows), run, shown, [offline.name, "generalized"])
+    untouched = sum(not any(page.records(row, task) for row in offline.rows) for task in page.tasks)
+    left += f" {untouched} of {len(page.tasks)} tasks are not run yet." if untouched else ""
+    header = ["method", *(task.title for task in tasks)]
+    return _block(heading, about(records), table(header, lines), left)
+
+
+def cells(request: Request) -> str:
+    """Return which cells there are: a line for each place of which something is finished, with its seeds."""
+    lines = []
+    for name in ("online-c10", "online-c100", "online-imagenet", "offline", "analysis"):
+        bench, store = find(name), Store(request.results / name)
+        assert isinstance(bench, Benchmark)
+        places: dict[tuple[str, str], list[Cell]] = {}
+        for cell in bench.shown(request):
+            places.setdefault((cell.network, cell.setting), []).append(cell)
+        begun = {place: found for place, found in places.items() if store.all(found)}
+        lines += [[name, ", ".join(place), *_seeds(found, store)] for place, found in begun.items()]
+        if rest := len(places) - len(begun):
+            lines.append([name, f"{rest} {'other ' if begun else ''}place{'s' * (rest > 1)}", "none", "everything"])
+    return table(["benchmark", "where", "finished (seeds)", NOT_RUN], lines).rstrip("\n")
+
+
+BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
+    "README.md": {
+        **{name: partial(online, name) for name in ("online-c10", "online-c100", "online-imagenet")},
+        "pacs": pacs,
+    },
+    "docs/results.md": {"cells": cells},
+}
+
+
+def written(page: str, text: str, request: Request) -> str:
+    """Return the text of a page with the present tables between its markers."""
+    for name, block in BLOCKS[page].items():
+        marked = re.compile(f"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
+        if len(marked.findall(text)) != 1:
+            raise SystemExit(f"{page} has no place for {name}; needed: <!-- {name} --> and <!-- /{name} -->, once.")
+        new = f"<!-- {name} -->\n{block(request)}\n<!-- /{name} -->"
+        text = marked.sub(lambda _, new=new: new, text)
+    return text
+
+
+def _seeds(found: list[Cell], store: Store) -> tuple[str, str]:
+    """Return the rows that are finished, with how many seeds, and the names of the others."""
+    done = {cell.row.name: 0 for cell in found}
+    for cell in found:
+        done[cell.row.name] += store.finished(cell) is not None
+    finished = [f"{name} ({count})" for name, count in done.items() if count]
+    return ", ".join(finished), ", ".join(name for name, count in done.items() if not count) or "–"
+
+
+def _few(rows: list[Row]) -> list[Row]:
+    return rows if len(rows) <= MOST else [row for row in rows if row.tier == "A"][:MOST]
+
+
+def _three(page: Page, row: Row, task: Task) -> str:
+    records = page.records(row, task)
+    if not records:
+        return NOT_RUN
+    names = ("accuracy", "source_accuracy", "harmonic")
+    return " / ".join(f"{100 * statistics.fmean(r[name] for r in records):.1f}" for name in names)
+
+
+def _left(rows: int, run: list[Row], shown: list[Row], pages: list[str]) -> str:
+    """Return a line that says what the table does not show."""
+    links = " and ".join(f"[{name}.md](benchmarks/results/{name}.md)" for name in pages)
+    more = f"{len(run) - len(shown)} more rows that were run: {links}." if len(run) > len(shown) else f"Whole: {links}."
+    return f"{rows - len(run)} of {rows} rows are not run yet. {more}" if rows > len(run) else more
+
+
+def _block(heading: str, how: str, lines: str, left: str) -> str:
+    return f"{heading} {how}\n\n{lines}\n{left}"
+
+
+def main(words: list[str]) -> int:
+    """Write the pages, or check them; return the exit status."""
+    parser = argparse.ArgumentParser(description="The tables of the pages, from the finished cells.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is not current")
+    parser.add_argument("--root", type=Path, default=ROOT, help="where the pages lie")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    asked = parser.parse_args(words)
+    stale = []
+    for page in BLOCKS:
+        place = asked.root / page
+        text = place.read_text(encoding="utf-8")
+        new = written(page, text, Request(results=asked.results))
+        if new != text and asked.check:
+            stale.append(page)
+        elif new != text:
+            place.write_text(new, encoding="utf-8")
+    if stale:
+        print(f"not what the cells say: {', '.join(stale)}; needed: their tables. Run python benchmarks/readme.py.")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
