@@ -1,8 +1,10 @@
 """The fused noise: every implementation against the plain one, and the plain one against autograd and arithmetic."""
 
+import copy
 import importlib.util
 import math
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images
-from undrift.fused import add_noise, cpu, dispatch, force, operators, plain, square_sum
-from undrift.fused.epsilon import normal, normal_of_singles
+from undrift import layers
+from undrift.fused import add_noise, calls, cpu, dispatch, force, launch, layer, operators, plain, square_sum, tiles
+from undrift.fused.epsilon import normal
+from undrift.noise import _spec
 
 KEY = torch.tensor(-987654321987654321)
 # shape, groups, channels last
@@ -214,27 +218,201 @@ def test_an_unknown_implementation_is_an_error() -> None:
         pass
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@shapes
-def test_triton_kernels(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], groups: int, last: bool) -> None:
-    """On the GPU where there is one, else in Triton's interpreter."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
-        if math.prod(shape) > 10_000:
-            pytest.skip("the interpreter is slow")
-        monkeypatch.setattr(plain, "normal", normal_of_singles)
-    from undrift.fused import launch
+triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+# Triton's interpreter, of numpy.
+numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
+
+@pytest.fixture(params=["many programs", "one program"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Return the GPU where there is one, else a CPU for Triton's interpreter; with one program, all loops loop."""
+    monkeypatch.setattr(launch, "_sums", {})
+    monkeypatch.setattr(launch, "_noises", {})
+    monkeypatch.setattr(layer, "_plans", {})
+    if request.param == "one program":
+        monkeypatch.setattr(tiles, "processors", lambda _index: 1)
+        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
+        monkeypatch.setattr(tiles, "_TILE", 64)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return torch.device("cpu")
+
+
+def in_orders(y: Tensor) -> list[Tensor]:
+    """Return a tensor in each memory order that its kind has."""
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(y.ndim)
+    return [y] if order is None else [y, y.to(memory_format=order)]
+
+
+@triton
+@numpys
+@shapes
+def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: int, last: bool) -> None:
+    if device.type == "cpu" and math.prod(shape) > 10_000:
+        pytest.skip("the interpreter is slow")
     y, plane, log_var, grad = (v.to(device) for v in arguments(shape, groups, last))
     settings = (KEY.to(device), 3, groups, last)
-    torch.testing.assert_close(launch.square_sum(y, groups, last), plain.square_sum(y, groups, last))
-    for v in (y, y.to(memory_format=torch.channels_last)) if y.ndim == 4 else (y,):
+    for v in in_orders(y):
+        torch.testing.assert_close(launch.square_sum(v, groups, last), plain.square_sum(v, groups, last))
+        pull = launch.square_sum_gradient(plane, v, groups, last)
+        assert pull.stride() == v.stride()
+        torch.testing.assert_close(pull, plain.square_sum_gradient(plane, v, groups, last))
         out = launch.add_noise(v, plane, log_var, *settings)
         assert out.stride() == v.stride()
         torch.testing.assert_close(out, plain.add_noise(v, plane, log_var, *settings), rtol=1e-4, atol=1e-4)
-    got, want = (m.noise_gradients(grad, plane, log_var, *settings) for m in (launch, plain))
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    for v in in_orders(grad):
+        got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, plain))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+LAYERS = {
+    "3×3": (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 5), 0.0),
+    "strided, offset": (nn.Conv2d(6, 4, 3, stride=2, padding=1), (2, 6, 6, 5), 0.25),
+    "1×1": (nn.Conv2d(6, 10, 1), (2, 6, 4, 4), 0.0),
+    "1×1 strided": (nn.Conv2d(6, 10, 1, stride=2), (2, 6, 4, 4), 0.5),
+    "grouped, offset": (nn.Conv2d(6, 9, 3, padding=1, groups=3), (2, 6, 4, 4), 0.5),
+    "odd": (nn.Conv2d(4, 5, 2), (2, 4, 4, 4), 0.0),
+    "vectors": (nn.Linear(6, 10), (5, 6), 0.5),
+    "tokens": (nn.Linear(6, 7), (2, 5, 6), 0.0),
+}
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layers_noise_as_one_node(device: torch.device, name: str) -> None:
+    """Outputs and all gradients against the plain functions one by one, in both memory orders."""
+    module, shape, offset = LAYERS[name]
+    spec = _spec(module, offset)[0]
+    assert spec is not None
+    torch.manual_seed(0)
+    start = torch.relu(torch.randn(shape)).to(device)
+    with torch.no_grad():
+        plain_y = module.to(device)(start)
+    log_var, key = torch.randn(plain_y.shape[-1 if spec.last else 1], device=device), KEY.to(device)
+
+    def run(x: Tensor, y: Tensor, quick: bool) -> list[Tensor]:
+        leaves = [v.clone().requires_grad_() for v in (x, y, log_var)]
+        if quick:
+            out = layer.noisy(leaves[0], leaves[1], leaves[2], key, 2, spec)
+            assert out is not None
+        else:
+            energy = plain.square_sum(leaves[0], spec.groups, spec.last) + spec.extra
+            plane = layers.box(module, energy, y.shape)
+            out = plain.add_noise(leaves[1], plane, leaves[2], key, 2, spec.groups, spec.last)
+        (out * out.detach().cos()).sum().backward()
+        return [out.detach(), *(v.grad for v in leaves)]
+
+    for x, y in zip(in_orders(start), in_orders(plain_y), strict=True):
+        for got, want in zip(run(x, y, True), run(x, y, False), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            silent = layer.noisy(x, y, torch.full_like(log_var, -torch.inf), key, 2, spec)
+        assert torch.equal(silent, y)
+
+
+def test_a_layers_noise_needs_dense_tensors_it_knows() -> None:
+    x, log_var, spec = torch.zeros(2, 4, 6, 6), torch.zeros(4), layer.Spec(False, 1, (), 0.0)
+    assert layer.noisy(x[..., ::2], x[..., ::2], log_var, KEY, 0, spec) is None
+    assert layer.noisy(x.double(), x.double(), log_var, KEY, 0, spec) is None
+    assert layer.noisy(x[:0], x[:0], log_var, KEY, 0, spec) is None
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("channels", [2, 16, 24, 80, 160, 192, 320, 500, 1024])
+@pytest.mark.parametrize("positions", [1, 49, 3136, 204_800])
+def test_tiles_cover_everything_once(positions: int, channels: int, last: bool) -> None:
+    shape = tiles.Shape(positions, 1, channels, last)
+    for cut in (tiles.tile(shape, channels, 132), tiles.sum_tile(shape, channels, 132)):
+        assert cut.positions & (cut.positions - 1) == 0
+        assert cut.width & (cut.width - 1) == 0
+        assert 1 <= cut.programs[0] <= tiles.cdiv(positions, cut.positions)
+        assert 1 <= cut.programs[1] <= tiles.cdiv(channels, cut.width)
+        if last and channels % 32 == 0:
+            assert channels % cut.width == 0  # no empty columns
+    assert tiles.tile(shape, channels, 132).programs[0] == tiles.cdiv(positions, cut.positions)  # not looped over
+    assert tiles.sum_tile(shape, channels, 132).programs[1] == tiles.cdiv(channels, cut.width)
+    assert cut.programs[0] <= 8 * 132 + 1  # few rows of partial sums
+
+
+class Compiled:
+    """What Triton compiled: `run` takes what its launcher takes, and writes nothing."""
+
+    function, packed_metadata = 7, (4, 1, 0)
+
+    def __init__(self, arguments: int) -> None:
+        self.arguments, self.ran = arguments, 0
+
+    def run(self, across: int, down: int, deep: int, stream: int, function: int, packed: object, *rest: object) -> None:
+        assert (across, down, deep, stream, function, packed, rest[:3]) == (3, 2, 1, 5, 7, (4, 1, 0), (None,) * 3)
+        if len(rest[3:]) != self.arguments:
+            raise TypeError("function takes another number of arguments")
+        self.ran += 1
+
+
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> None:
+    """Let a CPU look like GPU 0, its stream be 5, and Triton be of that version."""
+    for name, value in {"_cuda_getDevice": lambda: 0, "_cuda_getCurrentRawStream": lambda _index: 5}.items():
+        monkeypatch.setattr(torch._C, name, value, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda _index: nullcontext())
+    monkeypatch.setattr(calls, "triton_version", lambda: version)
+    monkeypatch.setattr(calls, "direct_launches", lambda: True)
+
+
+@pytest.mark.parametrize(("version", "passed", "quick"), [((3, 2), 3, True), ((3, 6), 5, True), ((3, 6), 3, False)])
+def test_a_compiled_kernel_is_launched_directly_once_it_was_seen_to_work(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], passed: int, quick: bool
+) -> None:
+    """Two tensors, one number, two constants: Triton 3.2's launcher takes three arguments, later ones five."""
+    pretend_cuda(monkeypatch, version)
+    monkeypatch.setattr(calls, "_alike", lambda _a, _b: True)
+    compiled, launched = Compiled(passed), []
+    kernel = {(3, 2): lambda *args, **constants: launched.append((args, constants)) or compiled}
+    call = calls.Call(kernel, (3, 2), (9,), {"A": 1, "B": 2}, 0, (1,))
+    x = torch.zeros(64)
+    for _ in range(3):
+        call(x, x)
+    assert len(launched) == (1 if quick else 3)
+    assert launched[0] == ((x, x, 9), {"A": 1, "B": 2})
+    assert compiled.ran == (3 if quick else 0)  # once to be seen
+    call(x[1:], x)  # not a multiple of 16 bytes: Triton compiles another kernel
+    assert len(launched) == (2 if quick else 4)
+
+
+def test_a_kernel_that_writes_something_else_is_not_launched_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch, (3, 6))
+    compiled, launched = Compiled(2), []
+
+    def kernel(_x: Tensor, out: Tensor) -> Compiled:
+        out.fill_(1.2345)
+        launched.append(out)
+        return compiled  # its run writes nothing
+
+    call = calls.Call({(3, 2): kernel}, (3, 2), (), {}, 0, (1,))
+    for _ in range(3):
+        call(torch.zeros(64), torch.zeros(64))
+    assert (len(launched), compiled.ran) == (3, 1)
+
+
+@triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the compiler asks for a GPU")
+@pytest.mark.parametrize(("groups", "channels"), [(1, 8), (1, 5), (2, 6)])
+def test_a_graph_compiled_for_a_gpu_draws_the_same_noise(groups: int, channels: int) -> None:
+    x = torch.rand(4, 4, 6, 6, device="cuda")
+    module = nn.Conv2d(4, channels, 3, padding=1, groups=groups)
+
+    def run(compiled: bool) -> list[Tensor]:
+        model = undrift.perturb(nn.Sequential(copy.deepcopy(module)).cuda(), init_fraction=0.1)
+        model.reseed(3)
+        leaf = x.clone().requires_grad_()
+        out = (torch.compile(model, fullgraph=True) if compiled else model)(leaf)
+        out.square().sum().backward()
+        return [out.detach(), leaf.grad, *(n.log_var.grad for n in model.noises())]
+
+    for got, want in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_the_whole_network_trains_alike_on_either() -> None:

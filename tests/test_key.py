@@ -1,7 +1,6 @@
 """Keyed normal numbers: known answers, moments, independence, and what replays them."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from support import convnet, images
-from undrift.fused.epsilon import bits, normal, normal_of_singles, pair, single
+from undrift.fused.epsilon import bits, normal, pair
 from undrift.key import _GOLDEN, Key, mix
 
 
@@ -42,12 +41,12 @@ def test_bits_are_those_of_the_definition(key: int, numbers: int, first_row: int
 
 def test_the_largest_and_smallest_radius_are_finite() -> None:
     words = torch.tensor([0, 0xFFF, 0xFFFFF000 - 2**32, -1], dtype=torch.int32)
-    edge = math.sqrt(-2 * math.log(2**-21))
-    for ends, most in ((single(words), edge), (pair(words)[0], math.sqrt(-2 * math.log(2**-20)))):
-        torch.testing.assert_close(ends[:2], torch.tensor([-most, most]), rtol=1e-5, atol=0)
-        assert (ends[2:].abs() < 2e-3).all()
-        assert (ends[2:] != 0).all()
-    assert torch.isfinite(pair(words)[1]).all()
+    most = math.sqrt(-2 * math.log(2**-20))
+    sines, cosines = pair(words)
+    torch.testing.assert_close(sines[:2], torch.tensor([-most, most]), rtol=1e-5, atol=0)
+    assert (sines[2:].abs() < 2e-3).all()
+    assert (sines[2:] != 0).all()
+    assert torch.isfinite(cosines).all()
 
 
 def test_bits_fall_evenly() -> None:
@@ -73,13 +72,9 @@ def test_a_bit_of_the_counter_or_the_key_changes_half_of_the_bits() -> None:
         assert (flips - 0.5).abs().max() < 6 * 0.5 / math.sqrt(20_000)
 
 
-DRAWS = pytest.mark.parametrize("draw", [normal, normal_of_singles], ids=["cpu", "accelerator"])
-
-
-@DRAWS
-def test_normal_has_the_moments_of_a_normal(draw: Callable[..., Tensor]) -> None:
+def test_normal_has_the_moments_of_a_normal() -> None:
     """400,000 numbers; each bound is five standard errors."""
-    x = draw(torch.tensor(3), (40, 10_000)).double()
+    x = normal(torch.tensor(3), (40, 10_000)).double()
     n = x.numel()
     assert abs(x.mean()) < 5 / math.sqrt(n)
     assert abs(x.var() - 1) < 5 * math.sqrt(2 / n)
@@ -89,13 +84,12 @@ def test_normal_has_the_moments_of_a_normal(draw: Callable[..., Tensor]) -> None
     assert abs(tail - 0.0026998) < 5 * math.sqrt(0.0027 / n)
 
 
-@DRAWS
-def test_normal_is_independent_across_rows_columns_channels_and_keys(draw: Callable[..., Tensor]) -> None:
+def test_normal_is_independent_across_rows_columns_channels_and_keys() -> None:
     """Neither the numbers nor their squares are correlated, at five standard errors."""
     shape, key = (100, 8, 10, 50), torch.tensor(3)
-    x = draw(key, shape)
-    others = [x.roll(1, d) for d in range(4)] + [x.roll(25, 3), x.roll(4, 1)]  # four channels apart: a CPU's pairs
-    others += [draw(key + d, shape) for d in (1, 2, 2**16, 2**32, 2**40, _GOLDEN)]
+    x = normal(key, shape)
+    others = [x.roll(1, d) for d in range(4)] + [x.roll(25, 3), x.roll(4, 1)]  # four channels apart: the pairs
+    others += [normal(key + d, shape) for d in (1, 2, 2**16, 2**32, 2**40, _GOLDEN)]
     for other in others:
         assert abs(float((x * other).mean())) < 5 / math.sqrt(x.numel())
         assert abs(float(((x**2 - 1) * (other**2 - 1)).mean())) < 5 * 2 / math.sqrt(x.numel())
@@ -124,11 +118,10 @@ def test_one_ticket_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 1 + len(model.noise)  # the root's, and one a layer
 
 
-@DRAWS
-def test_rows_depend_on_their_index_alone(draw: Callable[..., Tensor]) -> None:
+def test_rows_depend_on_their_index_alone() -> None:
     key = torch.tensor(9)
-    whole = draw(key, (6, 5, 3))
-    assert torch.equal(whole[2:4], draw(key, (2, 5, 3), first_row=2))
+    whole = normal(key, (6, 5, 3))
+    assert torch.equal(whole[2:4], normal(key, (2, 5, 3), first_row=2))
 
 
 def test_a_generator_makes_noise_reproducible_and_steps_differ() -> None:

@@ -92,6 +92,31 @@ def test_moving_statistics_survive_a_broken_image(poison: float) -> None:
     assert torch.isfinite(model(images())).all()
 
 
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [(nn.BatchNorm2d(3), (6, 3, 4, 4)), (nn.InstanceNorm2d(3, track_running_stats=True), (6, 3, 4, 4))],
+)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_only_the_broken_channel_stays_where_it_was(layer: nn.Module, size: tuple[int, ...], poison: float) -> None:
+    net = network(layer)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    model = undrift.perturb(net, norm_statistics="moving", norm_momentum=0.5)
+    x = torch.randn(size) + 5
+    x[0, 1, 0, 0] = poison
+    model(x)
+    for name in ("running_mean", "running_var"):
+        stays = layer.state_dict()[name] == before[name]
+        assert stays.tolist() == [False, True, False]
+    model.remove()
+
+
+def test_the_mean_of_instances_may_overflow_alone() -> None:
+    layer = nn.InstanceNorm1d(2, track_running_stats=True)
+    model = undrift.perturb(network(layer), norm_statistics="moving")
+    model(torch.full((6, 2, 4), 3e38))
+    assert torch.isfinite(layer.running_mean).all()
+
+
 def test_moving_statistics_take_a_batch_of_one_and_batch_statistics_refuse_it() -> None:
     x = torch.randn(1, 4)
     net = network(nn.BatchNorm1d(4))

@@ -15,7 +15,7 @@ def test_presets_carry_the_columns_of_the_comparison() -> None:
     paper, released = undrift.preset("paper"), undrift.preset("released")
     assert Options() == paper
     rows = {
-        "norm_statistics": ("moving", "batch"),
+        "norm_statistics": ("train", "batch"),
         "norm_affine": (True, True),
         "test_samples": (10, 1),
         "train_samples": (1, 1),

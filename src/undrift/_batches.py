@@ -1,6 +1,7 @@
 """What loaders yield, as images: a tensor, a tuple, a dict. Labels are never looked at."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def images_of(item: Any) -> Tensor:
 
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the network's first parameter or buffer."""
-    return next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 
 def to_device(images: Tensor, model: nn.Module) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from undrift.perturb import Perturbed
 from undrift.predict import forward
-from undrift.prediction import entropy_of
+from undrift.prediction import entropy_of, histogram
 from undrift.temperature import mean_logits
 
 WINDOW = 10  # images a class that the histograms remember
@@ -30,7 +30,7 @@ class Guard:
         self.source: Tensor | None = None
 
     @torch.no_grad()
-    def collapsed(self, model: Perturbed, images: Tensor) -> bool:
+    def collapsed(self, model: Perturbed, images: Tensor) -> Tensor:
         """Return whether the adapted network has collapsed, after one more batch; the network is in eval mode."""
         with model.off():
             source = forward(model, images)
@@ -41,7 +41,7 @@ class Guard:
         self.adapted = _added(self.adapted, mean_logits(model, images), kept)
         seen = self.source.sum()
         ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 where both see one class: no collapse
-        return bool((seen >= window / 2) & (ratio < LEAST_RATIO))
+        return (seen >= window / 2) & (ratio < LEAST_RATIO)
 
     def forget(self) -> None:
         """Start anew, after a reset."""
@@ -56,10 +56,10 @@ class Guard:
         self.adapted, self.source = state["adapted"], state["source"]
 
 
-def _added(histogram: Tensor | None, logits: Tensor, kept: float) -> Tensor:
-    counts = logits.argmax(1).bincount(minlength=logits.shape[1]).to(torch.float32)
-    return counts if histogram is None else kept * histogram.to(counts.device) + counts
+def _added(before: Tensor | None, logits: Tensor, kept: float) -> Tensor:
+    counts = histogram(logits.argmax(1), logits.shape[1])
+    return counts if before is None else kept * before.to(counts.device) + counts
 
 
-def _entropy(histogram: Tensor) -> Tensor:
-    return entropy_of((histogram / histogram.sum())[None])[0]
+def _entropy(counts: Tensor) -> Tensor:
+    return entropy_of((counts / counts.sum())[None])[0]

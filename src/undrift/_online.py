@@ -68,17 +68,18 @@ class Online:
         why_not: str | None = None
         try:
             with moving_by(self.model, self.model.options.stream_norm_momentum):
-                probs, mean_entropy, norm = self._gradient(images)
-            if norm is None:
+                probs, mean_entropy, numbers = self._gradient(images)
+            last = numbers
+            if numbers is not None and self.model.options.climb and self._learnables:
+                with climbed(self._learnables, self.model.options.climb):
+                    self.optimiser.zero_grad()
+                    _, _, last = self._gradient(images, second=True)
+            if last is None:
                 # The images are sound, and statistics may keep what they saw of them.
                 why_not, taken = "nothing asked of it", True
-            else:
-                if self.model.options.climb and self._learnables:
-                    with climbed(self._learnables, self.model.options.climb):
-                        self.optimiser.zero_grad()
-                        _, _, norm = self._gradient(images, second=True)
-                why_not = "nothing asked of it" if norm is None else self._why_not(norm)
-                taken = norm is None
+            if (found := numbers if last is None else last) is not None:
+                norm = self._read(found)
+                why_not = why_not or self._why_not(norm)
             if why_not is None:
                 with uninterrupted():
                     self._take()
@@ -108,8 +109,11 @@ class Online:
                 self.report.reset(why)
         weights_moved()
 
-    def _gradient(self, images: Tensor, second: bool = False) -> tuple[Tensor, Tensor, float | None]:
-        """Leave the objective's gradient in the parameters; return mean softmax, mean entropy, and its norm."""
+    def _gradient(self, images: Tensor, second: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Leave the objective's gradient in the parameters; return mean softmax, mean entropy, and three numbers.
+
+        They are likelihood, KL and the gradient's norm, still on the device; None where nothing was asked.
+        """
         model = self.model
         draws = model.options.train_samples
         step = Step(model, images, lambda x: forward(model, x), climbed=second)
@@ -146,11 +150,16 @@ class Online:
                     penalty.backward()
             kl = kl.detach()
         # The norm, not the largest value: Adam keeps squares, and an infinite one would stop its parameter for ever.
-        norm = get_total_norm([p.grad for p in self._learnables if p.grad is not None])
-        # One transfer a step: on a GPU each number read is a wait.
-        numbers: list[float] = torch.stack([t.to(loss) for t in (loss, kl, norm)]).tolist()
-        self.latest = {"loss": numbers[0] + numbers[1], "likelihood": numbers[0], "kl": numbers[1]}
-        return probs, mean_entropy, numbers[2]
+        grads = [p.grad for p in self._learnables if p.grad is not None]
+        # Of no tensors torch's norm is a zero on the CPU, and to bring that to a GPU is a wait.
+        norm = get_total_norm(grads) if grads else loss.new_zeros(())
+        return probs, mean_entropy, torch.stack([t.to(loss) for t in (loss, kl, norm)])
+
+    def _read(self, found: Tensor) -> float:
+        """Remember likelihood and KL, and return the gradient's norm: one transfer, as each is a wait for a GPU."""
+        likelihood, kl, norm = found.tolist()
+        self.latest = {"loss": likelihood + kl, "likelihood": likelihood, "kl": kl}
+        return float(norm)
 
     def _why_not(self, norm: float) -> str | None:
         if not math.isfinite(self.latest["loss"]):
@@ -159,18 +168,22 @@ class Online:
 
     def watch(self, images: Tensor) -> bool:
         """Put the start state back where the step left nothing sound; return whether it did."""
+        groups = self.optimiser.param_groups
+        values = [p for g in groups if "log_var" not in g["name"] for p in g["params"]]
+        log_vars = [p for g in groups if "log_var" in g["name"] for p in g["params"]]
+        if not values and not log_vars:
+            return False
         with torch.no_grad():
             # A log-variance of −inf is a variance of 0, and sound; one of 100 is an infinite variance.
-            groups = self.optimiser.param_groups
-            values = [p.exp() if "log_var" in g["name"] else p for g in groups for p in g["params"]]
-            if not values:
-                return False
-            sound = bool(torch.isfinite(get_total_norm(values) + kl_term(self.model, size=self.seen)))
-        why = None if sound else "state not finite"
-        if sound and self.guard is not None and self.guard.collapsed(self.model, images):
-            why = "collapsed"
-        if why is None:
+            size = get_total_norm([*values, *(torch._foreach_exp(log_vars) if log_vars else ())])
+            numbers = [size + kl_term(self.model, size=self.seen).to(size)]
+        if self.guard is not None:
+            # Asked of an unsound network too: what it remembers then is forgotten below.
+            numbers.append(self.guard.collapsed(self.model, images).to(size))
+        total, *collapsed = torch.stack(numbers).tolist()  # one transfer
+        if math.isfinite(total) and not any(collapsed):
             return False
+        why = "collapsed" if math.isfinite(total) else "state not finite"
         step = self.model.key.step.clone()
         self.reset()
         self.model.key.step.copy_(step)  # the noise goes on: what went wrong need not come again

@@ -11,7 +11,7 @@ from undrift._batches import KEYS, images_of
 from undrift._errors import DataError
 
 Pass = Iterator[tuple[Tensor, Tensor]]
-"""Places (int64) and images, batch by batch."""
+"""Places (int64, on the CPU) and images, batch by batch."""
 
 
 def filled(data: Any) -> None:

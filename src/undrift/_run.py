@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from undrift import _checkpoint, _resume
@@ -23,6 +22,7 @@ from undrift.history import History, Row
 from undrift.norm import MOVING
 from undrift.options import Statistics
 from undrift.perturb import Perturbed
+from undrift.predict import finite_rows
 from undrift.verdict import Survey, Verdict, better, same_answers, survey
 
 
@@ -220,11 +220,12 @@ class Run:
                 ) from error
             if batch is None:
                 return
-            where, images = batch[0].cpu(), to_device(batch[1], self.model)
-            finite = torch.isfinite(images).flatten(1).all(1)
+            where, images = batch[0], to_device(batch[1], self.model)
+            finite = finite_rows(images)
             if not bool(finite.all()):
-                self.bad_images.update(where[~finite.cpu()].tolist())
-                where, images = where[finite.cpu()], images[finite]
+                here = finite.cpu()
+                self.bad_images.update(where[~here].tolist())
+                where, images = where[here], images[finite]
             yield where, images
 
     def _everything(self) -> Pass:

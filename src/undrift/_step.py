@@ -151,6 +151,6 @@ def uninterrupted() -> Iterator[None]:
 def _spread(output: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of the predictions, and the entropy of their mean over ln(classes)."""
     log_p = output.log_softmax(1)
-    mean = log_p.exp().mean(0)
-    balance = torch.special.entr(mean).sum() / math.log(output.shape[1])
-    return -(log_p.exp() * log_p).sum(1).mean(), balance
+    p = log_p.exp()
+    balance = torch.special.entr(p.mean(0)).sum() / math.log(output.shape[1])
+    return -(p * log_p).sum(1).mean(), balance

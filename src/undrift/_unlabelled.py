@@ -88,11 +88,16 @@ class _OfTensor:
     def epoch(self) -> Pass:
         order = torch.randperm(self.size, generator=self.generators[0])
         for places in order.split(self.batch_size):
-            yield places, self.images[places.to(self.images.device)]
+            yield places, self._at(places)
 
     def everything(self) -> Pass:
         for chunk in mixed(range(self.size), self.batch_size):
-            yield torch.tensor(chunk), self.images[chunk]
+            places = torch.tensor(chunk)
+            yield places, self._at(places)
+
+    def _at(self, places: Tensor) -> Tensor:
+        # Not blocking: as an index, places on the CPU would be waited for together with all that a GPU has yet to do.
+        return self.images[places.to(self.images.device, non_blocking=True)]
 
 
 class _OfDomain:

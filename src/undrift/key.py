@@ -53,6 +53,9 @@ def rank() -> int:
     return 0
 
 
+# Tells whether the compiler is watching; where PyTorch has no such function, it may be.
+_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
+
 _idents = itertools.count()
 _traced: dict[int, dict[int, int]] = {}
 
@@ -92,6 +95,7 @@ class Key(nn.Module):
         self.traced = False  # a graph that holds the whole forward pass is being captured
         self.stale = False  # a traced forward pass has moved the step
         self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
+        self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
         self.graph: Tensor | None = None  # the same inside a graph that is being captured
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
@@ -178,6 +182,8 @@ class Key(nn.Module):
 
         `number` is that of the weight that asks, so that one which never asks can be named.
         """
+        if not torch.compiler.is_compiling() and _callback() is None:  # hiding from the compiler takes its time
+            return self._ask(make, number)
         # Inside one graph the recomputed part reads the same tensors; only there is a ticket not needed.
         return make() if self._in_graph() else self._replay(make, number)
 
@@ -210,21 +216,37 @@ class Key(nn.Module):
         return self.current
 
     def _fresh(self, number: int) -> Tensor:
-        key = self._now()[2 * number]
+        now = self._now()
+        if not torch.compiler.is_compiling():
+            return self._used(now, number)
+        key = now[2 * number]
         if self._in_graph():
             # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. No
             # branch on the count: the compiler may trace a part twice, and wants to see the same.
             return key + _wrap(count_traced(self.ident, number) * _GOLDEN)
+        return self._counted(key, number)
+
+    def _used(self, now: Tensor, number: int) -> Tensor:
+        # All keys as tensors at once: taking them one by one is a call of PyTorch's for each layer.
+        if self.apart is None or self.apart[0] is not now:
+            object.__setattr__(self, "apart", (now, now.unbind()))  # nn.Module's own looks for parameters first
+            assert self.apart is not None
+        return self._counted(self.apart[1][2 * number], number)
+
+    def _counted(self, key: Tensor, number: int) -> Tensor:
         use = self.calls.get(number, -1) + 1
         self.calls[number] = use
         return key + _wrap(use * _GOLDEN) if use else key
 
     @_disable_dynamo
     def _replay(self, make: Callable[[], T], number: int | None) -> T:
+        return self._ask(make, number)
+
+    def _ask(self, make: Callable[[], T], number: int | None) -> T:
         if self.waiting and number is not None:
             self.waiting.pop(number, None)
         return self.replay.once(make)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same.
-        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None}
+        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None, "apart": None}

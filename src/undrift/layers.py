@@ -166,22 +166,31 @@ def box(layer: nn.Module, plane: Tensor, output_shape: torch.Size) -> Tensor:
     With one variance a kernel, every weight of the window has the same variance, so the second convolution of local
     reparameterisation is a sum over channels and a box filter. Exact, for any stride, padding and dilation.
     """
-    if isinstance(layer, nn.Linear):
+    how = pool(layer)
+    if how is None:
+        assert isinstance(layer, _ConvNd)
+        window = plane.new_ones(layer.groups, 1, *layer.kernel_size)
+        return apply(layer, plane, window, output_shape, groups=layer.groups)
+    if not how:
         return plane
+    window_size, stride, padding = how
+    return F.avg_pool2d(plane, window_size, stride, padding, divisor_override=1)
+
+
+def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:
+    """Return window, stride and padding where pooling sums over a layer's windows: one small kernel, always float32.
+
+    () where each window is one input, None where neither holds.
+    """
+    if isinstance(layer, nn.Linear):
+        return ()
     assert isinstance(layer, _ConvNd)
-    if not isinstance(layer, _ConvTransposeNd) and layer.padding_mode == "zeros" and _pools(layer):
-        if all(k == 1 and s == 1 for k, s in zip(layer.kernel_size, layer.stride, strict=True)):
-            return plane
-        return F.avg_pool2d(plane, layer.kernel_size, layer.stride, layer.padding, divisor_override=1)  # type: ignore[arg-type]
-    window = plane.new_ones(layer.groups, 1, *layer.kernel_size)
-    return apply(layer, plane, window, output_shape, groups=layer.groups)
-
-
-def _pools(layer: _ConvNd) -> bool:
-    """Return whether pooling can sum over the layer's windows: one small kernel, and float32 where TF32 is allowed."""
-    if len(layer.kernel_size) != 2 or isinstance(layer.padding, str) or max(layer.dilation) > 1:
-        return False
-    return all(2 * p <= k for p, k in zip(layer.padding, layer.kernel_size, strict=True))
+    window, stride, padding = layer.kernel_size, layer.stride, layer.padding
+    if isinstance(layer, _ConvTransposeNd) or layer.padding_mode != "zeros" or isinstance(padding, str):
+        return None
+    if len(window) != 2 or max(layer.dilation) > 1 or any(2 * p > k for p, k in zip(padding, window, strict=True)):
+        return None
+    return () if max(window) == 1 and max(stride) == 1 else (window, stride, padding)
 
 
 def effective_shape(layer: nn.Module) -> torch.Size:

@@ -9,7 +9,8 @@ from torch.func import functional_call
 
 from undrift import layers
 from undrift._errors import UndriftError
-from undrift.fused import add_noise, normal, square_sum
+from undrift.fused import add_noise, normal, quick, square_sum
+from undrift.fused.layer import Spec, noisy
 from undrift.fused.plain import by_channel, safe_sqrt, spread
 from undrift.key import Key, rank
 from undrift.options import Energy, Options, Sharing
@@ -113,15 +114,31 @@ class Noise(nn.Module):
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        key = self.key.next(self.number)
+        key = self._key[0].next(self.number)
         if key is None:
             return None
+        if not torch.compiler.is_compiling():
+            quickly = self._quick(layer, args[0] if args else kwargs["input"], output, key)
+            if quickly is not None:
+                return quickly
         x, batched = self._input(layer, args, kwargs, output)
         y = output if batched else output.unsqueeze(0)
         x = x if batched else x.unsqueeze(0)
         with without_autocast(x.device):
-            noisy = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
-        return noisy if batched else noisy.squeeze(0)
+            out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
+        return out if batched else out.squeeze(0)
+
+    def _quick(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
+        """Return y with its noise by one node of autograd, or None where that cannot be: autocast need not be left."""
+        if self.sharing != "kernel" or self.energy == "centred" or not quick(x, y):
+            return None
+        spec, dims = _spec(layer, self.offset if self.energy == "offset" else 0.0)
+        log_var, place = self.log_var, x.get_device()
+        if spec is None or y.ndim <= dims or log_var.get_device() != place:
+            return None
+        if key.get_device() != place:
+            key = key.to(x.device)
+        return noisy(x, y, log_var, key, rank() * y.shape[0], spec)
 
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)
@@ -153,6 +170,25 @@ class Noise(nn.Module):
             )
         dims = 1 if isinstance(layer, nn.Linear) else len(layer.kernel_size) + 1
         return x, output.ndim > dims
+
+
+_specs: dict[Any, Spec | None] = {}
+
+
+def _spec(layer: Any, offset: float) -> tuple[Spec | None, int]:
+    """Return what the noise must know of a layer (None: more than fits), and the dimensions of an unbatched output."""
+    if isinstance(layer, nn.Linear):
+        return Spec(True, 1, (), offset * layer.in_features), 1
+    window = layer.kernel_size
+    asked = (
+        type(layer), window, layer.stride, layer.padding, layer.dilation, layer.padding_mode, layer.groups,
+        layer.in_channels, offset,
+    )  # fmt: skip
+    if asked not in _specs:
+        pool = layers.pool(layer)
+        extra = offset * (layer.in_channels // layer.groups)
+        _specs[asked] = None if pool is None else Spec(False, layer.groups, pool, extra)
+    return _specs[asked], len(window) + 1
 
 
 class Rerun(nn.Module):

@@ -56,17 +56,19 @@ class Norm(Swapped):
         self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
         moves = self.statistics in MOVING and self.key.mode()[1]
-        batch = self.statistics == "batch" or (self.statistics == "train" and moves)
-        if batch:
+        if self.statistics == "batch":
             self._refuse_single(x)
+        # One value a channel has no variance: "train" then takes the kept statistics.
+        batch = self.statistics == "batch" or (self.statistics == "train" and moves and x.numel() > x.shape[1])
         if moves:
             self._move(layer, x)
-        self.flags = {"training": layer.training, "track_running_stats": bool(layer.track_running_stats)}
-        batch_norm = isinstance(layer, _BatchNorm)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages.
-        layer.training = batch and batch_norm
-        layer.track_running_stats = not batch
+        wanted = {"training": batch and isinstance(layer, _BatchNorm), "track_running_stats": not batch}
+        now = {"training": layer.training, "track_running_stats": bool(layer.track_running_stats)}
+        if now != wanted:
+            self.flags = now
+            _set(layer, wanted)
 
     def after(self, _layer: Any, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Give the layer its own flags back."""
@@ -75,9 +77,7 @@ class Norm(Swapped):
     def settle(self) -> None:
         """Give the layer its own flags back; a forward pass that raised could not."""
         if self.flags:
-            layer: Any = self.layer
-            layer.training = self.flags["training"]
-            layer.track_running_stats = self.flags["track_running_stats"]
+            _set(self.layer, self.flags)
             self.flags = {}
 
     def _refuse_single(self, x: Tensor) -> None:
@@ -107,11 +107,15 @@ class Norm(Swapped):
             return old_mean, old_var, None  # one value has no variance
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         positions = tuple(range(2, x.ndim))
-        instances = isinstance(layer, _InstanceNorm)
-        var = x.var(dim=positions).mean(0) if instances else x.var(dim=(0, *positions))
-        mean = x.mean(dim=(0, *positions))
-        # A NaN or infinite image must not stay in the average for ever.
-        sound = torch.isfinite(mean) & torch.isfinite(var)
+        # One pass over the input, and few launches: a network has many such layers.
+        if isinstance(layer, _InstanceNorm):
+            var, mean = (each.mean(0) for each in torch.var_mean(x, dim=positions))
+            var = var + 0 * mean  # a mean of means may overflow alone, and 0 · ∞ is NaN
+        else:
+            var, mean = torch.var_mean(x, dim=(0, *positions))
+        # A NaN or infinite image must not stay in the average for ever. Deviations from a mean that is not finite are
+        # not finite, so the variance tells of both.
+        sound = var < torch.inf
         # Over a domain every batch counts alike: the t-th has the weight 1/t, and the source's statistics none.
         count = layer.num_batches_tracked + 1 if self.statistics == "domain" else None
         pace = self.momentum if count is None else count.reciprocal().to(mean)
@@ -120,3 +124,12 @@ class Norm(Swapped):
             return torch.where(sound, torch.lerp(old.to(new.dtype), new, pace).to(old.dtype), old)
 
         return moved(old_mean, mean), moved(old_var, var), count
+
+
+def _set(layer: Any, flags: dict[str, bool]) -> None:
+    if torch.compiler.is_compiling():
+        layer.training, layer.track_running_stats = flags["training"], flags["track_running_stats"]
+    else:
+        # Past Module's own setter, which first looks for parameters, buffers and modules of that name: four times a
+        # layer, that was a tenth of a small network's pass.
+        layer.__dict__.update(flags)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -42,14 +43,33 @@ def _kl_there(noises: Sequence[Noise]) -> Tensor:
 
     All log-variances as one row: a network has a hundred, and on a GPU each operation on each is a launch.
     """
-    log_var = torch.cat([n.log_var.flatten() for n in noises])
-    prior = torch.cat([n.prior_var.expand_as(n.log_var).flatten() for n in noises])
-    ratio = log_var - prior.log()
+    log_prior, share = _priors(noises)
+    ratio = torch.cat([n.log_var.flatten() for n in noises]) - log_prior
     # A variance of exactly 0 (init_fraction=0) is no perturbation and has no KL.
     random = ratio > -torch.inf
     ratio = torch.where(random, ratio, 0)
-    share = torch.cat([n.share.expand(n.log_var.numel()) for n in noises])
     return (torch.where(random, 0.5 * (ratio.exp() - 1 - ratio), 0) * share).sum()
+
+
+_known: "WeakKeyDictionary[Noise, tuple[list[object], Tensor, Tensor]]" = WeakKeyDictionary()
+
+
+def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of each variance's prior and the weights behind it, as one row; made once."""
+    if torch.compiler.is_compiling():
+        return _row_of_priors(noises)
+    # A network that moved to another device has new tensors.
+    marks: list[object] = [(id(n.prior_var), n.prior_var.data_ptr()) for n in noises]
+    found = _known.get(noises[0])
+    if found is None or found[0] != marks:
+        with torch.inference_mode(False), torch.no_grad():  # to be used in training steps later
+            found = _known[noises[0]] = (marks, *_row_of_priors(noises))
+    return found[1], found[2]
+
+
+def _row_of_priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
+    log_prior = torch.cat([n.prior_var.expand_as(n.log_var).flatten() for n in noises]).log()
+    return log_prior, torch.cat([n.share.expand(n.log_var.numel()) for n in noises])
 
 
 def _shifts(model: Perturbed) -> list[Tensor]:

@@ -49,9 +49,25 @@ def make_optimiser(
     ]
     # Nothing may change but statistics: an optimiser of nothing, whose steps do nothing.
     settings = settings or [{"params": [], "name": "nothing", "lr": lr, "weight_decay": 0.0}]
+    fused = _fusible([p for parameters in groups.values() for p in parameters])
     if kind == "adam":
-        return torch.optim.Adam(settings, lr=lr)
-    return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov)
+        return torch.optim.Adam(settings, lr=lr, fused=fused)
+    return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused)
+
+
+def _fusible(parameters: Sequence[nn.Parameter]) -> bool | None:
+    """Return whether one kernel can move them all, and else None, for torch to choose.
+
+    Norm affine and log-variances are many small vectors: Adam took 3.3 ms for 160 of 64 numbers one by one, 0.6 ms
+    fused (a CPU, one thread). The kernel refuses gradients with other strides than their parameter's, which a
+    dimension of one (a 1×1 convolution, channels-last) may have: weights of convolutions are left to torch.
+    """
+
+    def plain(p: nn.Parameter) -> bool:
+        small = p.ndim <= 2 and 1 not in p.shape and p.is_contiguous()
+        return small and p.is_floating_point() and p.device.type in ("cpu", "cuda")
+
+    return True if parameters and all(map(plain, parameters)) else None
 
 
 def learnables(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -42,21 +42,20 @@ class Prediction:
             mean_entropy: mean over draws of the softmax's entropy; without it there is one draw.
             sound: for each image of the batch, whether `probs` has a row for it; the others have no answer.
         """
+        if sound is not None and len(probs) == 0:
+            return Prediction.unknown(len(sound), probs)
+        known = torch.isfinite(probs).all(dim=1)
+        label = probs.argmax(dim=1)
+        inner = mean_entropy
+        if sound is not None:
+            # Each row to its image's place. By number, not by mask: on a GPU the length of a mask has to be waited for.
+            row = (sound.cumsum(0) - 1).clamp_min(0)
+            known, label, probs = sound & known[row], label[row], probs[row]
+            inner = None if inner is None else inner[row]
+        probs = torch.where(known[:, None], probs, 1 / probs.shape[1])
         entropy = entropy_of(probs)
-        mutual = torch.zeros_like(entropy) if mean_entropy is None else (entropy - mean_entropy).clamp_min(0)
-        finite = torch.isfinite(probs).all(dim=1)
-        rows = finite if sound is None else sound.clone().masked_scatter_(sound, finite)
-        nothing = Prediction.unknown(len(rows), probs)
-        if not finite.all():
-            probs, entropy, mutual = probs[finite], entropy[finite], mutual[finite]
-        for whole, part in (
-            (nothing.probs, probs),
-            (nothing.label, probs.argmax(dim=1)),
-            (nothing.entropy, entropy),
-            (nothing.mutual_info, mutual),
-        ):
-            whole[rows] = part
-        return nothing
+        mutual = torch.zeros_like(entropy) if inner is None else (entropy - inner).clamp_min(0)
+        return Prediction(probs, label.where(known, -1), entropy, mutual.where(known, 0))
 
     @staticmethod
     def unknown(images: int, like: Tensor) -> "Prediction":
@@ -88,3 +87,12 @@ class Prediction:
 def entropy_of(probs: Tensor) -> Tensor:
     """Return −Σ p log p of each row, with 0 log 0 = 0."""
     return torch.special.entr(probs).sum(dim=1)
+
+
+def histogram(labels: Tensor, classes: int) -> Tensor:
+    """Return how often each class is an answer, in float32; −1 is none.
+
+    `bincount` would wait for a GPU, to ask it for the largest label.
+    """
+    counts = torch.zeros(classes + 1, device=labels.device)
+    return counts.index_add_(0, labels + 1, torch.ones_like(labels, dtype=counts.dtype))[1:]

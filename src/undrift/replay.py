@@ -5,11 +5,13 @@ and be in the mode of its first run. A checkpoint restores torch's global genera
 drawn from that generator names the call: the second run draws the same ticket.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from undrift._errors import UndriftError
 
@@ -37,7 +39,7 @@ class Replay:
         # Prediction draws no tickets: nothing of it can run again.
         if not again and not self.recording and not torch.is_grad_enabled():
             return make()
-        ticket = int(torch.empty((), dtype=torch.int64).random_())
+        ticket = _ticket()
         if again:
             return self._find(ticket)
         value = make()
@@ -71,6 +73,18 @@ class Replay:
     def __getstate__(self) -> dict[str, Any]:
         # Tickets belong to a backward pass under way; a copy has none.
         return {"recording": False, "forwards": OrderedDict()}
+
+
+_own = threading.local()
+
+
+def _ticket() -> int:
+    """Return a number from torch's global generator."""
+    slot: Tensor | None = getattr(_own, "slot", None)
+    if slot is None:
+        with torch.inference_mode(False):
+            slot = _own.slot = torch.empty((), dtype=torch.int64)
+    return int(slot.random_().item())
 
 
 def in_backward() -> bool:

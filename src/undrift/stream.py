@@ -22,8 +22,8 @@ from undrift.likelihood import as_likelihood, entropy
 from undrift.optimise import make_optimiser
 from undrift.options import Answer, _suggest
 from undrift.perturb import Perturbed
-from undrift.predict import average, finite_rows, some_logits
-from undrift.prediction import Prediction, entropy_of
+from undrift.predict import average_sound, finite_rows, some_logits
+from undrift.prediction import Prediction, entropy_of, histogram
 from undrift.scheme import perturb_plain
 
 
@@ -136,8 +136,6 @@ class Stream(Iterator[Prediction]):
     Attributes:
         model: the network that is adapted.
         online: makes its steps, with likelihood, optimiser and guard.
-        latest: loss (likelihood + KL), likelihood, KL, entropy and class balance (entropy of the predicted classes over
-            log C) of the last batch.
     """
 
     def __init__(
@@ -150,7 +148,8 @@ class Stream(Iterator[Prediction]):
         watched: ExitStack,
     ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
-        self.latest: dict[str, float] = online.latest | {"entropy": math.nan, "balance": math.nan}
+        self._numbers = online.latest  # of the last batch with a finite image, as is its answer
+        self._answered: Prediction | None = None
         self._batches = batches
         self._shown = ExitStack()
         self._watched = watched
@@ -159,6 +158,15 @@ class Stream(Iterator[Prediction]):
     def report(self) -> StreamReport:
         """What was seen, skipped and reset so far."""
         return self.online.report
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """Loss (likelihood + KL), likelihood, KL, entropy and class balance of the last batch.
+
+        The balance is the entropy of the predicted classes over log C. Made when asked for: a GPU is waited for then.
+        """
+        entropy, balance = (math.nan, math.nan) if self._answered is None else _spread(self._answered)
+        return self._numbers | {"entropy": entropy, "balance": balance}
 
     def __next__(self) -> Prediction:
         try:
@@ -216,8 +224,9 @@ class Stream(Iterator[Prediction]):
         """Return the answer to images that the network adapts to together; `place` is their first's in the batch."""
         if self.episodic:
             self.online.reset()
-        sound = finite_rows(images)
-        kept = images if bool(sound.all()) else images[sound]
+        finite = finite_rows(images)
+        sound = None if bool(finite.all()) else finite
+        kept = images if sound is None else images[sound]
         if len(kept) == 0:
             prediction = Prediction.unknown(len(images), some_logits(self.model, images))
             self.report.miss("no finite image")
@@ -232,20 +241,20 @@ class Stream(Iterator[Prediction]):
                     prediction = Prediction.of(*before, sound)
                 else:
                     draws = self.model.options.test_samples if self.answer == "samples" else 1
-                    prediction = average(self.model, images, draws)
-            self.latest = self.online.latest | {
-                "entropy": float(prediction.entropy.mean()),
-                "balance": _balance(prediction),
-            }
-        skipped = (~sound).nonzero()[:, 0].tolist()
-        self.report.skipped += len(skipped)
-        self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
+                    prediction = average_sound(self.model, kept, sound, draws)
+            self._numbers, self._answered = self.online.latest, prediction
+        if sound is not None:
+            skipped = (~sound).nonzero()[:, 0].tolist()
+            self.report.skipped += len(skipped)
+            self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
 
 
-def _balance(prediction: Prediction) -> float:
-    """Return the entropy of the predicted classes over log C: 1 when all are equally frequent."""
+def _spread(prediction: Prediction) -> tuple[float, float]:
+    """Return the mean entropy, and the entropy of the predicted classes over log C: 1 when all are as frequent."""
     classes = prediction.probs.shape[1]
-    counts = prediction.label[prediction.label >= 0].bincount(minlength=classes).float()
+    counts = histogram(prediction.label, classes)
     shares = counts / counts.sum().clamp_min(1)
-    return float(entropy_of(shares[None])[0] / torch.tensor(float(classes)).log())
+    found = torch.stack([prediction.entropy.mean().to(shares), entropy_of(shares[None])[0]])
+    entropy, spread = found.tolist()  # one transfer
+    return entropy, spread / math.log(classes)

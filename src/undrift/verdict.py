@@ -7,7 +7,7 @@ read beside it.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ A network that lost diversity *and* confidence has not collapsed onto an answer;
 
 ALWAYS_SURE = 0.05
 """Mean entropy over ln(classes) that is sure whatever the source network said: a sure source can hardly be halved."""
+
+_AT_ONCE = 2**22
+"""Logits that a survey leaves on the device before it takes them away: 16 MB."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +146,14 @@ def survey(forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, 
 
     Args:
         forward: maps images to logits.
-        batches: places and images.
+        batches: places, on the CPU, and images.
     """
     total = entropy = None
     answers: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        for places, images in batches:
-            output = forward(images).cpu().double()  # sums over a domain; not every device has float64
+        for places, output in _on_cpu(forward, batches):
             sound = torch.isfinite(output).all(1)  # a network may overflow on a sound image
-            places, log_p = places.cpu()[sound], output[sound].log_softmax(1)
+            places, log_p = places[sound], output[sound].log_softmax(1)
             p = log_p.exp()
             added = p.sum(0), -(p * log_p).nan_to_num().sum()
             total, entropy = added if total is None or entropy is None else (total + added[0], entropy + added[1])
@@ -169,6 +171,28 @@ def survey(forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, 
     diversity = float(-(mean * mean.log()).nan_to_num().sum()) / math.log(len(mean))
     predicted = len(given.unique())
     return Survey(len(given), len(mean), predicted, float(entropy) / len(given), diversity), labels
+
+
+def _on_cpu(
+    forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield places and logits, in float64 on the CPU: sums over a domain, and not every device has float64.
+
+    Many batches at a time: each transfer is a wait for all that the device has still to do.
+    """
+    waiting: list[tuple[Tensor, Tensor]] = []
+    for places, images in batches:
+        waiting.append((places, forward(images)))
+        if sum(output.numel() for _, output in waiting) >= _AT_ONCE:
+            yield _moved(waiting)
+            waiting = []
+    if waiting:
+        yield _moved(waiting)
+
+
+def _moved(waiting: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    places, outputs = zip(*waiting, strict=True)
+    return torch.cat(places), torch.cat(outputs).cpu().double()
 
 
 def same_answers(a: Tensor, b: Tensor) -> float:

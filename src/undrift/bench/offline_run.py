@@ -4,7 +4,8 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from undrift.bench.measure import Memory, Scoring, learnables
 from undrift.bench.offline_sets import Task
 from undrift.bench.offline_sources import Images, Setup, Sources
 from undrift.bench.offline_views import CentreView, RandomView, StopWatch
+from undrift.bench.quickly import quickly
 from undrift.bench.request import Request
 from undrift.bench.streaming import _file_bytes
 from undrift.data import TensorDomain
@@ -57,7 +59,8 @@ class Adapting:
         begun = time.monotonic()
         epochs = self.setup.epochs or recipe.epochs
         watch = StopWatch(self.device, epochs * math.ceil(len(target) / recipe.batch_size))
-        windows = RandomView(**vars(self.centre), each=watch)
+        centre = replace(self.centre, usual=recipe.batch_size)
+        windows = RandomView(**vars(centre), each=watch)
         memory = Memory(self.device)
         net = copy.deepcopy(source).to(self.device)
         if self.request.fast:
@@ -69,7 +72,7 @@ class Adapting:
                 target.prepared(windows),
                 method=cell.row.method,
                 epochs=epochs,
-                clean=target.prepared(self.centre),
+                clean=target.prepared(centre),
                 generator=torch.Generator().manual_seed(cell.seed),
                 progress=False,
                 **cell.row.settings,
@@ -110,10 +113,12 @@ class Adapting:
         assert labels is not None, "a benchmark's images have labels"
         alone = any(policy.statistics == "batch" for policy in model.norms)
         size = even(batch if alone else LARGE, len(domain))
+        # A size that adaptation had is known already; another would be tried for a dozen batches.
+        centre = replace(self.centre, usual=batch if alone else None)
         scoring = Scoring()
         for start in range(0, len(domain), size):
             images, truth = domain.images[start : start + size], labels[start : start + size]
-            answer = undrift.predict(model, self.centre(images), samples)
+            answer = undrift.predict(model, centre(images), samples)
             scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
         return scoring.scores()[0]
 
@@ -122,15 +127,3 @@ def _source_mask(model: Perturbed) -> contextlib.AbstractContextManager[None]:
     """Turn on the source's feature mask of a network that has masks: G-SFDA is told which domain an image is of."""
     masks = masks_of(model)
     return contextlib.nullcontext() if masks is None else masks.using(0)
-
-
-@contextlib.contextmanager
-def quickly(device: torch.device, fast: bool) -> Iterator[None]:
-    """Let convolutions run in bfloat16 and choose their algorithms by trial, where that was asked for."""
-    trial = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = fast
-    try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=fast):
-            yield
-    finally:
-        torch.backends.cudnn.benchmark = trial

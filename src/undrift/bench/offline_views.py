@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.bench.measure import TIMED, WARM_UP, wait
+from undrift.bench.quickly import trial
 from undrift.data import Preprocess
 
 
@@ -22,12 +23,15 @@ class CentreView(Preprocess):
 
     Attributes:
         fast: whether batches are laid out channels-last.
+        usual: the batch size that convolutions choose their algorithms for by trial, where `fast`.
     """
 
     fast: bool = False
+    usual: int | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the batch as the network wants it."""
+        trial(self.fast, len(images), self.usual)
         return _laid_out(super().__call__(images), self.fast)
 
     @classmethod
@@ -50,6 +54,7 @@ class RandomView(CentreView):
         """Return the batch as the network wants it."""
         if self.each is not None:
             self.each()
+        trial(self.fast, len(images), self.usual)
         return _laid_out(self.normalise(random_windows(images, self.crop or images.shape[-1])), self.fast)
 
 

@@ -1,6 +1,5 @@
 """One cell of an online benchmark: a fresh copy of the network follows the stream, and is asked about clean images."""
 
-import contextlib
 import copy
 import gc
 import tempfile
@@ -19,6 +18,7 @@ from undrift._progress import Bar
 from undrift.bench.cell import Cell
 from undrift.bench.corrupted import Corrupted
 from undrift.bench.measure import Clock, Memory, Scoring, learnables, means
+from undrift.bench.quickly import quickly, trial
 from undrift.bench.request import CannotRun, Request
 from undrift.bench.settings import Plan, Setting, plan
 from undrift.data import Preprocess, TensorDomain
@@ -72,7 +72,7 @@ class Streaming:
         if setting.episodic:
             settings["episodic"] = True
         scoring, clock = Scoring(), Clock(self.device, len(feed.plan.batches))
-        with self._quickly():
+        with quickly(self.device, self.request.fast):
             stream = undrift.stream(net, feed, method=cell.row.method, **settings)
             for number, (truth, domain) in enumerate(feed.batches()):
                 answer = clock(lambda: next(stream))
@@ -80,7 +80,7 @@ class Streaming:
                 if number % SHOWN_EVERY == 0:
                     bar.advance(0, error=f"{100 * scoring.error():.1f} %")
             peak, model = memory.peak(), stream.model
-            forgotten = self._clean_error(model, feed.preprocess)
+            forgotten = self._clean_error(model, feed)
         corruptions = self.benchmark.corruptions
         numbers = means({corruptions[d]: scores for d, scores in scoring.scores().items()})
         return numbers | {
@@ -119,7 +119,7 @@ class Streaming:
             needed[asked[0]] = [network.preprocess.normalise(part) for part in images.split(self.benchmark.batch)]
         return needed
 
-    def _clean_error(self, model: nn.Module, preprocess: Preprocess) -> float:
+    def _clean_error(self, model: nn.Module, feed: "Feed") -> float:
         """Return the error on clean source images of the network as the stream left it."""
         labels = self.clean.labels
         assert labels is not None
@@ -128,21 +128,11 @@ class Streaming:
         scoring = Scoring()
         for start in range(0, count, self.benchmark.batch):
             some = slice(start, min(start + self.benchmark.batch, count))
-            images = _formatted(preprocess.normalise(self.clean.images[some].to(self.device)), self.request.fast)
-            answer, truth = undrift.predict(model, images), labels[some].to(self.device)
+            raw = self.clean.images[some].to(self.device, non_blocking=True)
+            answer = undrift.predict(model, feed.ready(raw))
+            truth = labels[some].to(self.device, non_blocking=True)
             scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
         return scoring.error()
-
-    @contextlib.contextmanager
-    def _quickly(self) -> Iterator[None]:
-        """Let convolutions run in bfloat16 and choose their algorithms by trial, where that was asked for."""
-        trial = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = self.request.fast
-        try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.request.fast):
-                yield
-        finally:
-            torch.backends.cudnn.benchmark = trial
 
 
 class Feed:
@@ -168,19 +158,21 @@ class Feed:
         """Make each batch ready in turn, and yield its true classes and domains, which the stream does not see."""
         for begin, end in self.plan.batches:
             some = slice(begin, end)
-            raw = self.images[self._kind[some], self._image[some]].to(self.device)
-            self._ready = _formatted(self.preprocess.normalise(raw), self.fast)
+            raw = self.images[self._kind[some], self._image[some]].to(self.device, non_blocking=True)
+            self._ready = self.ready(raw)
             yield self._truth[some], self._domain[some]
+
+    def ready(self, raw: Tensor) -> Tensor:
+        """Return images as the network wants them; of the stream's batch size, convolutions are tuned to them."""
+        trial(self.fast, len(raw), self.size)
+        images = self.preprocess.normalise(raw)
+        return images.contiguous(memory_format=torch.channels_last) if self.fast else images
 
     def __iter__(self) -> Iterator[Tensor]:
         while True:
             assert self._ready is not None, "a batch is made ready before the stream asks for it"
             ready, self._ready = self._ready, None
             yield ready
-
-
-def _formatted(images: Tensor, fast: bool) -> Tensor:
-    return images.contiguous(memory_format=torch.channels_last) if fast else images
 
 
 def _file_bytes(model: Any) -> int | None:

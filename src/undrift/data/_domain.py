@@ -215,7 +215,8 @@ class TensorDomain:
         )
 
     def _fetch(self, chunks: list[Chunk]) -> Iterable[Decoded]:
-        return (Decoded(chunk, self.images[chunk], {}, "") for chunk in chunks)
+        places = ((chunk, torch.as_tensor(chunk).to(self.images.device, non_blocking=True)) for chunk in chunks)
+        return (Decoded(chunk, self.images[where], {}, "") for chunk, where in places)
 
 
 Domain = FileDomain | TensorDomain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
+
+
+@cache
+def _channelwise(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a value a channel, made once: a copy to a GPU for every batch would be a wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -112,9 +120,9 @@ class Preprocess:
                 "Convert the images first."
             )
         if any(self.mean):
-            images = images - images.new_tensor(self.mean).view(-1, 1, 1)
+            images = images - _channelwise(self.mean, images.dtype, images.device)
         if any(value != 1 for value in self.std):
-            images = images / images.new_tensor(self.std).view(-1, 1, 1)
+            images = images / _channelwise(self.std, images.dtype, images.device)
         return images
 
     def image(self, image: Image) -> Tensor:

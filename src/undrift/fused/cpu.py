@@ -96,7 +96,11 @@ def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> tuple[Tensor, Tensor]:
     """Return y + σ·√plane·ε and, to keep for the backward pass, √plane·ε."""
-    kept = normal(key, y.shape, first_row)
+    vectors = y.shape[1:-1].numel()
+    if last:
+        kept = normal(key, torch.Size((len(y) * vectors, y.shape[-1])), first_row * vectors).view(y.shape)
+    else:
+        kept = normal(key, y.shape, first_row)
     if last or groups == 1:
         kept.mul_(plane.sqrt())
     else:

@@ -1,8 +1,7 @@
 """Which implementation runs: Triton's kernels on CUDA, small pieces on a CPU, PyTorch's own operators elsewhere.
 
-A graph that is being compiled is given the registered operators. Given PyTorch's own, the compiler draws ε again in
-each kernel that reads the output: on an H200 a compiled WRN-28-10 step took 26.9 ms so, where the same kernels as in
-uncompiled code need 20 ms of the GPU (Tent: 13.3). `force` chooses by hand.
+A graph that is being compiled is given operators: for CUDA those that the compiler looks into (`traced`), else opaque
+ones (`operators`). `force` chooses by hand.
 """
 
 import importlib.util
@@ -19,11 +18,8 @@ from torch import Tensor
 from undrift._errors import OptionError, UndriftWarning
 from undrift.fused import cpu, plain
 
-Path = Literal["plain", "operator", "cpu", "triton"]
+Path = Literal["plain", "operator", "traced", "cpu", "triton"]
 ENVIRONMENT = "UNDRIFT_NOISE"
-# What a graph under compilation is given: "plain" (PyTorch's operators, fused by the compiler) or "operator" (opaque
-# calls of the registered operators).
-COMPILED: Path = "operator"
 _SMALL = 1 << 13  # below, a handful of PyTorch calls is quicker than a loop over pieces
 _forced: list[str] = [os.environ.get(ENVIRONMENT, "")]
 _said: set[str] = set()
@@ -45,7 +41,7 @@ def choose(*tensors: Tensor) -> Path:
     """Return the implementation for these tensors (the first is the large one)."""
     forced = _forced[-1]
     if torch.compiler.is_compiling():
-        return "plain" if forced == "plain" else "operator" if forced == "operator" else COMPILED
+        return "plain" if forced == "plain" else "operator" if forced == "operator" else _compiled(tensors[0])
     if forced in {"plain", "operator"}:
         return "plain" if forced == "plain" else "operator"
     if torch._C._len_torch_dispatch_stack() > 0 or any(type(t) not in _PLAIN_TYPES for t in tensors):
@@ -61,10 +57,42 @@ def choose(*tensors: Tensor) -> Path:
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
+def _compiled(large: Tensor) -> Path:
+    # An exported graph keeps its operators, for whatever device it will run on.
+    if not large.is_cuda or large.dtype not in _DTYPES or not has_triton() or not _TRACES or _exporting():
+        return "operator"
+    return "traced"
+
+
+def _exporting() -> bool:
+    return bool(getattr(torch.compiler, "is_exporting", bool)())
+
+
+# torch.library.triton_op came with PyTorch 2.6; where it is missing the opaque operators do.
+_TRACES = hasattr(torch.library, "triton_op")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def quick(x: Tensor, y: Tensor) -> bool:
+    """Return whether a layer's noise may be one node of autograd: plain tensors on CUDA, nothing traced or forced."""
+    return (
+        y.is_cuda
+        and type(x) in _PLAIN_TYPES
+        and type(y) in _PLAIN_TYPES
+        and _forced[-1] in _QUICK
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and has_triton()
+    )
+
+
+_QUICK = ("", "cpu", "triton")
+
+
 def _on_cuda(large: Tensor) -> Path:
     if not has_triton():
         return _instead("no-triton", "Triton is not installed (`import triton` finds nothing)")
-    if large.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if large.dtype not in _DTYPES:
         return _instead(
             str(large.dtype), f"its kernels are for float32, bfloat16 and float16, and this is {large.dtype}"
         )
@@ -92,7 +120,7 @@ def has_triton() -> bool:
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
     path = choose(x)
-    if path in {"plain", "cpu"}:
+    if path in {"plain", "cpu", "traced"}:  # a compiler makes one kernel of this and of what makes x
         return plain.square_sum(x, groups, last)
     if path == "operator":
         from undrift.fused import operators
@@ -112,6 +140,10 @@ def add_noise(
         from undrift.fused import operators
 
         return operators.add_noise(y, plane, log_var, key, first_row, groups, last)
+    if path == "traced":
+        from undrift.fused import traced
+
+        return traced.add_noise(y, plane, log_var, key, first_row, groups, last)
     return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
 
 

@@ -1,11 +1,11 @@
-"""Triton's kernels of the noise. This file is imported on a CUDA machine only.
+"""Triton's kernels for layers of one group, whose channels come in two halves. Imported on a CUDA machine only.
 
-A tensor is seen as positions × channels, wherever its memory has them: position q = image · P + p, and the strides of
-image, channel and p are arguments. A program works on BP positions and on TOGETHER groups of channels at once, WIDTH
-channels of each at a time; narrow groups (depthwise convolutions) share a program, wide ones are looped over.
+A tensor is seen as positions × channels: position q = image · per_image + p is one output of the energy plane, and the
+first half of an image's numbers, which has the sines of ε, is the first half of its channels. So a program reads a
+tile of the first half and the same tile of the second, and one word makes two values. LAST says that channels are
+neighbours in memory (channels-last, linear layers); else positions are. WIDE makes offsets 64-bit.
 
-Every sum is made in one fixed order: sums over channels inside a program, sums over positions as one row of partial
-sums a program, added up afterwards. No atomics: the same key and gradient give the same bits.
+Every sum is made in one fixed order, without atomics: the same key and gradient give the same bits.
 """
 
 # mypy: ignore-errors
@@ -18,174 +18,203 @@ import torch
 import triton
 import triton.language as tl
 
-from undrift.fused.epsilon import FACTORS, HALF, SHIFTS, SINE
+from undrift.fused.epsilon import COSINE, FACTORS, HALF, SHIFTS, SINE
 
 _S0, _S1, _S2, _S3 = (tl.constexpr(s) for s in SHIFTS)
 _F0, _F1, _F2 = (tl.constexpr(f) for f in FACTORS)
 _P0, _P1, _P2, _P3 = (tl.constexpr(c) for c in SINE)
+_Q0, _Q1, _Q2, _Q3 = (tl.constexpr(c) for c in COSINE)
 _HALF = tl.constexpr(HALF)
-# NVIDIA's own instruction; neither AMD's compiler nor Triton's interpreter knows it.
+# NVIDIA's own instructions; neither AMD's compiler nor Triton's interpreter knows them.
 _FAST = tl.constexpr(torch.version.cuda is not None and os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
-def _log2(u):
-    """Return log₂ u for u in (0, 1), to 2^-22: Triton's own takes fifteen more instructions for the last bits."""
+def _radius(u):
+    """Return √(−log₂ u) for u in (0, 1), to 2^-22: Triton's own take twenty more instructions for the last bits."""
     if _FAST:
-        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [u], tl.float32, is_pure=True, pack=1)
-    return tl.log2(u)
+        log = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [u], tl.float32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            "sqrt.approx.ftz.f32 $0, $1;", "=f,f", [-log], tl.float32, is_pure=True, pack=1
+        )
+    return tl.sqrt(-tl.log2(u))
 
 
 @triton.jit
-def _epsilon(counter, low, high):
-    """Return ε (`single` of undrift.fused.epsilon) for 32-bit counters; low and high are the key's words."""
-    z = counter + low
+def sigma(log_var):
+    """Return exp(log_var / 2)."""
+    log_two = 0.7213475204444817 * log_var.to(tl.float32)
+    if _FAST:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [log_two], tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp2(log_two)
+
+
+@triton.jit
+def pair(counter, high, scale):
+    """Return scale·ε twice (`pair` of undrift.fused.epsilon) for counters, to which the key's lower word was added."""
+    z = counter
     z = (z ^ (z >> _S0)) * _F0 + high
     z = (z ^ (z >> _S1)) * _F1
     z = (z ^ (z >> _S2)) * _F2
     z = z ^ (z >> _S3)
-    u = (z >> 12).to(tl.int32).to(tl.float32) * 9.5367431640625e-07 + 4.76837158203125e-07
-    angle = (z & 4095).to(tl.int32).to(tl.float32) - _HALF
+    # Bits put where a float has its fraction are a float already: a conversion takes longer.
+    u = (((z >> 9) & 0x7FFFF0) | 0x3F800000).to(tl.float32, bitcast=True) - 0.99999904632568359375
+    angle = ((z & 4095) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0 - _HALF
+    radius = scale * _radius(u)
     square = angle * angle
     sine = ((_P3 * square + _P2) * square + _P1) * square + _P0
-    return tl.sqrt(-_log2(u)) * (sine * angle)
+    cosine = ((_Q3 * square + _Q2) * square + _Q1) * square + _Q0
+    # The bit above the angle is the cosine's sign: it goes where a float32 has its own.
+    turned = (radius.to(tl.uint32, bitcast=True) ^ ((z << 19) & 0x80000000)).to(tl.float32, bitcast=True)
+    return radius * (sine * angle), turned * cosine
 
 
 @triton.jit
-def _words(key_ptr):
+def words(key_ptr):
+    """Return the key's lower and upper word."""
     key = tl.load(key_ptr)
     return (key & 0xFFFFFFFF).to(tl.uint32), ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
 
 
 @triton.jit
-def _channels(first_group, start, members, groups, TOGETHER: tl.constexpr, WIDTH: tl.constexpr):
-    """Return, for each column of a tile, its group, its channel, and whether there is such a channel."""
-    column = tl.arange(0, TOGETHER * WIDTH)
-    group = first_group + column // WIDTH
-    member = start + column % WIDTH
-    return group, group * members + member, (group < groups) & (member < members)
+def _base(q, per_image, channels, LAST: tl.constexpr, WIDE: tl.constexpr):
+    """Return where a position's first channel is in memory."""
+    if LAST:
+        return q.to(tl.int64) * channels if WIDE else q * channels
+    image, p = q // per_image, q % per_image
+    return image.to(tl.int64) * channels * per_image + p if WIDE else image * channels * per_image + p
+
+
+@triton.jit
+def _counter(q, first, half, per_image, low):
+    """Return the counter of a position's first channel, the key's lower word added."""
+    image, p = q // per_image, q % per_image
+    return ((first + image) * half * per_image + p).to(tl.uint32) + low
 
 
 @triton.jit
 def square_sum_kernel(
-    x_ptr, out_ptr, positions, per_image, members, groups, stride_image, stride_channel, stride_position,
-    BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr, out_ptr, extra, positions, per_image, channels,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum x² over each group's channels."""
-    blocks = tl.cdiv(groups, TOGETHER)
-    q = (tl.program_id(0) // blocks) * BP + tl.arange(0, BP)
-    first_group = (tl.program_id(0) % blocks) * TOGETHER
-    image, p = q // per_image, q % per_image
-    place = image.to(tl.int64) * stride_image + p.to(tl.int64) * stride_position
-    total = tl.zeros((BP, TOGETHER), tl.float32)
-    for start in range(0, members, WIDTH):
-        _, channel, there = _channels(first_group, start, members, groups, TOGETHER, WIDTH)
-        mask = (q < positions)[:, None] & there[None, :]
-        x = tl.load(x_ptr + place[:, None] + channel[None, :] * stride_channel, mask=mask, other=0.0).to(tl.float32)
-        if TOGETHER == 1:
-            total += tl.sum(x * x, axis=1)[:, None]
-        else:
-            total += tl.sum(tl.reshape(x * x, (BP, TOGETHER, WIDTH)), axis=2)
-    group = first_group + tl.arange(0, TOGETHER)
-    to = (image[:, None] * groups + group[None, :]).to(tl.int64) * per_image + p[:, None]
-    tl.store(out_ptr + to, total, mask=(q < positions)[:, None] & (group < groups)[None, :])
+    """Sum x² over the channels, and add `extra`."""
+    q = tl.program_id(0) * BP + tl.arange(0, BP)
+    base = _base(q, per_image, channels, LAST, WIDE)
+    step = 1 if LAST else per_image
+    total = tl.zeros((BP, WIDTH), tl.float32)
+    for start in range(0, channels, WIDTH):
+        c = start + tl.arange(0, WIDTH)
+        mask = (q < positions)[:, None] & (c < channels)[None, :]
+        x = tl.load(x_ptr + base[:, None] + (c * step)[None, :], mask=mask, other=0.0).to(tl.float32)
+        total += x * x
+    tl.store(out_ptr + q, tl.sum(total, axis=1) + extra, mask=q < positions)
 
 
 @triton.jit
 def square_sum_gradient_kernel(
-    x_ptr, grad_ptr, out_ptr, positions, per_image, members, groups, stride_image, stride_channel, stride_position,
-    BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
+    x_ptr, grad_ptr, out_ptr, positions, per_image, channels,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write 2·x·grad; out has x's strides."""
-    wide = tl.cdiv(members, WIDTH)
-    blocks = tl.cdiv(groups, TOGETHER) * wide
-    q = (tl.program_id(0) // blocks) * BP + tl.arange(0, BP)
-    block = tl.program_id(0) % blocks
-    image, p = q // per_image, q % per_image
-    place = image.to(tl.int64) * stride_image + p.to(tl.int64) * stride_position
-    group, channel, there = _channels(
-        (block // wide) * TOGETHER, (block % wide) * WIDTH, members, groups, TOGETHER, WIDTH
-    )
-    mask = (q < positions)[:, None] & there[None, :]
-    offset = place[:, None] + channel[None, :] * stride_channel
-    x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-    if TOGETHER == 1:
-        at = (image * groups + block // wide).to(tl.int64) * per_image + p
-        grad = tl.load(grad_ptr + at, mask=q < positions, other=0.0)[:, None]
-    else:
-        at = (image[:, None] * groups + group[None, :]).to(tl.int64) * per_image + p[:, None]
-        grad = tl.load(grad_ptr + at, mask=mask, other=0.0)
-    tl.store(out_ptr + offset, 2.0 * x * grad, mask=mask)
+    q = tl.program_id(0) * BP + tl.arange(0, BP)
+    base = _base(q, per_image, channels, LAST, WIDE)
+    step = 1 if LAST else per_image
+    twice = 2.0 * tl.load(grad_ptr + q, mask=q < positions, other=0.0)
+    for start in range(tl.program_id(1) * WIDTH, channels, tl.num_programs(1) * WIDTH):
+        c = start + tl.arange(0, WIDTH)
+        mask = (q < positions)[:, None] & (c < channels)[None, :]
+        offset = base[:, None] + (c * step)[None, :]
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + offset, x * twice[:, None], mask=mask)
 
 
 @triton.jit
 def add_noise_kernel(
-    y_ptr, plane_ptr, log_var_ptr, key_ptr, out_ptr, origin, positions, per_image, members, groups,
-    stride_image, stride_channel, stride_position, count_channel, count_position,
-    BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
+    y_ptr, plane_ptr, log_var_ptr, key_ptr, out_ptr, first, positions, per_image, half,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write y + σ·√plane·ε; out has y's strides."""
-    wide = tl.cdiv(members, WIDTH)
-    blocks = tl.cdiv(groups, TOGETHER) * wide
-    q = (tl.program_id(0) // blocks) * BP + tl.arange(0, BP)
-    block = tl.program_id(0) % blocks
-    image, p = q // per_image, q % per_image
-    low, high = _words(key_ptr)
-    group, channel, there = _channels(
-        (block // wide) * TOGETHER, (block % wide) * WIDTH, members, groups, TOGETHER, WIDTH
-    )
-    mask = (q < positions)[:, None] & there[None, :]
-    sigma = tl.exp(0.5 * tl.load(log_var_ptr + channel, mask=there, other=0.0).to(tl.float32))
-    if TOGETHER == 1:
-        at = (image * groups + block // wide).to(tl.int64) * per_image + p
-        root = tl.sqrt(tl.load(plane_ptr + at, mask=q < positions, other=0.0))[:, None]
-    else:
-        at = (image[:, None] * groups + group[None, :]).to(tl.int64) * per_image + p[:, None]
-        root = tl.sqrt(tl.load(plane_ptr + at, mask=mask, other=0.0))
-    row = image * (per_image * members * groups) + p * count_position + origin
-    counter = row.to(tl.uint32)[:, None] + (channel * count_channel).to(tl.uint32)[None, :]
-    place = image.to(tl.int64) * stride_image + p.to(tl.int64) * stride_position
-    offset = place[:, None] + channel[None, :] * stride_channel
-    y = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offset, y + (sigma[None, :] * root) * _epsilon(counter, low, high), mask=mask)
+    q = tl.program_id(0) * BP + tl.arange(0, BP)
+    low, high = words(key_ptr)
+    base = _base(q, per_image, 2 * half, LAST, WIDE)
+    counter = _counter(q, first, half, per_image, low)
+    step = 1 if LAST else per_image
+    root = tl.sqrt(tl.load(plane_ptr + q, mask=q < positions, other=0.0))[:, None]
+    for start in range(tl.program_id(1) * WIDTH, half, tl.num_programs(1) * WIDTH):
+        c = start + tl.arange(0, WIDTH)
+        mask = (q < positions)[:, None] & (c < half)[None, :]
+        offset = base[:, None] + (c * step)[None, :]
+        y0 = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        y1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
+        sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
+        sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, root)
+        tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
+        tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
 
 
 @triton.jit
 def noise_gradients_kernel(
-    grad_ptr, plane_ptr, log_var_ptr, key_ptr, grad_plane_ptr, partial_ptr, origin, positions, per_image,
-    members, groups,
-    stride_image, stride_channel, stride_position, count_channel, count_position,
-    BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
+    grad_ptr, plane_ptr, log_var_ptr, key_ptr, scratch_ptr, first, positions, per_image, half,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write the plane's gradient, and for each block of positions its part of the log-variances' gradient."""
-    blocks = tl.cdiv(groups, TOGETHER)
-    rows = tl.program_id(0) // blocks
-    q = rows * BP + tl.arange(0, BP)
-    first_group = (tl.program_id(0) % blocks) * TOGETHER
-    image, p = q // per_image, q % per_image
-    low, high = _words(key_ptr)
-    of_plane = first_group + tl.arange(0, TOGETHER)
-    at = (image[:, None] * groups + of_plane[None, :]).to(tl.int64) * per_image + p[:, None]
-    known = (q < positions)[:, None] & (of_plane < groups)[None, :]
-    root = tl.sqrt(tl.load(plane_ptr + at, mask=known, other=0.0))
-    row = (image * (per_image * members * groups) + p * count_position + origin).to(tl.uint32)
-    place = image.to(tl.int64) * stride_image + p.to(tl.int64) * stride_position
-    total = tl.zeros((BP, TOGETHER), tl.float32)
-    for start in range(0, members, WIDTH):
-        _, channel, there = _channels(first_group, start, members, groups, TOGETHER, WIDTH)
-        mask = (q < positions)[:, None] & there[None, :]
-        grad = tl.load(grad_ptr + place[:, None] + channel[None, :] * stride_channel, mask=mask, other=0.0)
-        sigma = tl.exp(0.5 * tl.load(log_var_ptr + channel, mask=there, other=0.0).to(tl.float32))
-        counter = row[:, None] + (channel * count_channel).to(tl.uint32)[None, :]
-        pull = grad.to(tl.float32) * _epsilon(counter, low, high) * sigma[None, :]
-        if TOGETHER == 1:
-            total += tl.sum(pull, axis=1)[:, None]
-            by_kernel = tl.sum(pull * root, axis=0)
-        else:
-            grouped = tl.reshape(pull, (BP, TOGETHER, WIDTH))
-            total += tl.sum(grouped, axis=2)
-            by_kernel = tl.reshape(tl.sum(grouped * root[:, :, None], axis=0), (TOGETHER * WIDTH,))
-        tl.store(partial_ptr + rows.to(tl.int64) * (members * groups) + channel, 0.5 * by_kernel, mask=there)
-    # √ has an infinite slope at 0, and ReLU makes all-zero windows.
-    slope = tl.where(root > 0.0, 0.5 / tl.where(root > 0.0, root, 1.0), 0.0)
-    tl.store(grad_plane_ptr + at, total * slope, mask=known)
+    """Write Σ grad·σ·√plane·ε over this program's channels, for each of its positions, and half of that over those.
+
+    scratch has a row of positions for each of `num_programs(1)` blocks of channels, and after them a row of channels
+    for each of `num_programs(0)` parts of the positions. `finish_kernel` adds the rows up.
+    """
+    low, high = words(key_ptr)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    step = 1 if LAST else per_image
+    sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
+    sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+    total0 = tl.zeros((BP, WIDTH), tl.float32)
+    total1 = tl.zeros((BP, WIDTH), tl.float32)
+    row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions
+    for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
+        q = block * BP + tl.arange(0, BP)
+        mask = (q < positions)[:, None] & (c < half)[None, :]
+        base = _base(q, per_image, 2 * half, LAST, WIDE)
+        offset = base[:, None] + (c * step)[None, :]
+        grad0 = tl.load(grad_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        grad1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
+        root = tl.sqrt(tl.load(plane_ptr + q, mask=q < positions, other=0.0))[:, None]
+        counter = _counter(q, first, half, per_image, low)
+        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, root)
+        pull0, pull1 = grad0 * e0, grad1 * e1
+        total0 += pull0
+        total1 += pull1
+        by_position = tl.sum(pull0 * sigma0[None, :] + pull1 * sigma1[None, :], axis=1)
+        tl.store(row + q, by_position, mask=q < positions)
+    row = scratch_ptr + tl.cast(tl.num_programs(1), tl.int64) * positions + tl.program_id(0) * (2 * half)
+    tl.store(row + c, 0.5 * sigma0 * tl.sum(total0, axis=0), mask=c < half)
+    tl.store(row + half + c, 0.5 * sigma1 * tl.sum(total1, axis=0), mask=c < half)
+
+
+@triton.jit
+def finish_kernel(
+    scratch_ptr, plane_ptr, grad_plane_ptr, grad_log_var_ptr, positions, channels, blocks, parts,
+    PLANE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add up the rows of `noise_gradients_kernel`: the gradients of plane (first programs) and log_var (the others)."""
+    planes = tl.cdiv(positions, PLANE)
+    if tl.program_id(0) < planes:
+        q = tl.program_id(0) * PLANE + tl.arange(0, PLANE)
+        total = tl.zeros((PLANE,), tl.float32)
+        for block in range(blocks):
+            total += tl.load(scratch_ptr + tl.cast(block, tl.int64) * positions + q, mask=q < positions, other=0.0)
+        plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+        # √plane·ε stood where ε / √plane should. The root has an infinite slope at 0, and ReLU makes all-zero windows.
+        slope = tl.where(plane > 0.0, 0.5 / tl.where(plane > 0.0, plane, 1.0), 0.0)
+        tl.store(grad_plane_ptr + q, total * slope, mask=q < positions)
+    else:
+        c = (tl.program_id(0) - planes) * WIDTH + tl.arange(0, WIDTH)
+        first = scratch_ptr + tl.cast(blocks, tl.int64) * positions
+        sums = tl.zeros((ROWS, WIDTH), tl.float32)
+        for start in range(0, parts, ROWS):
+            r = start + tl.arange(0, ROWS)
+            mask = (r < parts)[:, None] & (c < channels)[None, :]
+            sums += tl.load(first + (r * channels)[:, None] + c[None, :], mask=mask, other=0.0)
+        tl.store(grad_log_var_ptr + c, tl.sum(sums, axis=0), mask=c < channels)

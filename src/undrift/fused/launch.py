@@ -1,107 +1,157 @@
-"""Call Triton's kernels on tensors: which strides, how large a tile, how many programs."""
+"""Call Triton's kernels on tensors. What follows from shapes alone is worked out once (`Sums`, `Noises`) and kept."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from undrift.fused import tiles
+from undrift.fused.calls import Call
 from undrift.fused.epsilon import signed
+from undrift.fused.tiles import Shape, cdiv
 
-_TILE = 4096  # numbers a program holds at once: 32 a thread
-_WIDEST = 128
-
-
-@dataclass(frozen=True)
-class View:
-    """A tensor as positions × channels: sizes, strides, and how ε counts along channels and positions."""
-
-    tensor: Tensor
-    positions: int
-    per_image: int
-    members: int  # channels of a group
-    groups: int
-    strides: tuple[int, int, int]  # of image, channel, position in the image
-    counts: tuple[int, int]  # of channel, position in the image
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The arguments that every kernel takes first."""
-        return (self.positions, self.per_image, self.members, self.groups)
-
-    def tile(self) -> tuple[int, int, int]:
-        """Return BP, TOGETHER, WIDTH: positions, groups and channels of a group that a program holds at once."""
-        width = min(_WIDEST, _power(self.members))
-        while width > 32 and self.members % width:
-            width //= 2  # no empty columns: a network's widths are multiples of 32 more often than powers of two
-        along = self.strides[1] == 1 or self.per_image == 1  # channels are neighbours in memory
-        if not along:
-            width = min(width, 16)
-        groups = min(_power(self.groups), max(1, (32 if along else 8) // width))
-        block = max(16, _TILE // (width * groups))
-        while block > 16 and self.positions // block * (self.groups // groups) < 512:
-            block //= 2  # enough programs for every multiprocessor
-        return block, groups, width
+FINISH = {"PLANE": 256, "ROWS": 32, "WIDTH": 32}
 
 
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def halves(shape: Shape, groups: int) -> bool:
+    """Return whether `kernels` fit: one group, and as many channels with sines as with cosines."""
+    return groups == 1 and shape.channels % 2 == 0
 
 
-def view(tensor: Tensor, groups: int, last: bool) -> View:
-    """Return a tensor as positions × channels, copied only where its memory has neither order."""
-    shape = tensor.shape
-    if last:
-        tensor = tensor.contiguous()
-        channels, numbers = shape[-1], shape[1:].numel()
-        per_image = numbers // max(1, channels)
-        return View(
-            tensor, tensor.numel() // max(1, channels), per_image, channels, 1, (numbers, 1, channels), (1, channels)
+class Sums:
+    """`square_sum` and its gradient for tensors of one shape, dtype and memory order."""
+
+    __slots__ = ("gradient", "total")
+
+    def __init__(self, shape: Shape, groups: int, device: int, extra: float = 0.0) -> None:
+        from undrift.fused import kernels, kernels_grouped
+
+        numbers: tuple[float, ...]
+        if groups == 1:
+            numbers = (shape.positions, shape.per_image, shape.channels)
+            cut = tiles.tile(shape, shape.channels, tiles.processors(device))
+            constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
+            self.total = Call(
+                kernels.square_sum_kernel, (cut.programs[0], 1), (extra, *numbers), constants, device, (1,)
+            )
+            self.gradient = Call(kernels.square_sum_gradient_kernel, cut.programs, numbers, constants, device, (2,))
+            return
+        block, together, width = tiles.group_tile(shape, groups)
+        members = shape.channels // groups
+        numbers = (shape.positions, shape.per_image, members, groups, *tiles.group_strides(shape))
+        constants = {"BP": block, "TOGETHER": together, "WIDTH": width}
+        programs = cdiv(shape.positions, block) * cdiv(groups, together)
+        assert extra == 0, "a constant energy is added by the caller where there are groups"
+        self.total = Call(kernels_grouped.grouped_square_sum_kernel, (programs, 1), numbers, constants, device, (1,))
+        programs *= cdiv(members, width)
+        self.gradient = Call(
+            kernels_grouped.grouped_square_sum_gradient_kernel, (programs, 1), numbers, constants, device, (2,)
         )
-    channels, per_image = shape[1], shape[2:].numel()
-    numbers = channels * per_image
-    if not tensor.is_contiguous():
-        order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-        if order is not None and tensor.is_contiguous(memory_format=order):
-            strides = (numbers, 1, channels)
-            return View(tensor, shape[0] * per_image, per_image, channels // groups, groups, strides, (per_image, 1))
-        tensor = tensor.contiguous()
-    strides = (numbers, per_image, 1)
-    return View(tensor, shape[0] * per_image, per_image, channels // groups, groups, strides, (per_image, 1))
 
 
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
+class Noises:
+    """`add_noise` and its gradients for tensors of one shape, dtype and memory order."""
+
+    __slots__ = ("add", "finish", "partial", "shape", "sums")
+
+    def __init__(self, shape: Shape, groups: int, first: int, device: int) -> None:
+        from undrift.fused import kernels, kernels_grouped
+
+        self.shape = shape
+        self.finish: Call | None = None
+        numbers: tuple[int, ...]
+        if halves(shape, groups):
+            half, gpus = shape.channels // 2, tiles.processors(device)
+            numbers = (first, shape.positions, shape.per_image, half)
+            cut, cut_sums = tiles.tile(shape, half, gpus), tiles.sum_tile(shape, half, gpus)
+            constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
+            self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,))
+            constants = constants | {"BP": cut_sums.positions, "WIDTH": cut_sums.width}
+            self.sums = Call(kernels.noise_gradients_kernel, cut_sums.programs, numbers, constants, device, (4,))
+            parts, blocks = cut_sums.programs
+            self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)
+            programs = cdiv(shape.positions, FINISH["PLANE"]) + cdiv(shape.channels, FINISH["WIDTH"])
+            counts = (shape.positions, shape.channels, blocks, parts)
+            self.finish = Call(kernels.finish_kernel, (programs, 1), counts, FINISH, device, (2, 3))
+            return
+        block, together, width = tiles.group_tile(shape, groups)
+        members = shape.channels // groups
+        numbers = (first, shape.positions, shape.per_image, members, groups, *tiles.group_strides(shape))
+        constants = {"BP": block, "TOGETHER": together, "WIDTH": width}
+        rows = cdiv(shape.positions, block)
+        programs = rows * cdiv(groups, together)
+        self.partial = (rows, shape.channels)
+        self.sums = Call(
+            kernels_grouped.grouped_noise_gradients_kernel, (programs, 1), numbers, constants, device, (4, 5)
+        )
+        programs *= cdiv(members, width)
+        self.add = Call(kernels_grouped.grouped_add_noise_kernel, (programs, 1), numbers, constants, device, (4,))
+
+    def gradients(self, grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of plane and log_var."""
+        grad_plane = torch.empty_like(plane)
+        scratch = torch.empty(self.partial, dtype=torch.float32, device=plane.device)
+        if self.finish is None:
+            self.sums(grad, plane, log_var, key, grad_plane, scratch)
+            return grad_plane, scratch.sum(0).to(log_var.dtype)
+        grad_log_var = torch.empty_like(log_var)
+        self.sums(grad, plane, log_var, key, scratch)
+        self.finish(scratch, plane, grad_plane, grad_log_var)
+        return grad_plane, grad_log_var
+
+
+_sums: dict[object, Sums] = {}
+_noises: dict[object, Noises] = {}
+_MOST = 4096  # plans; a program that sees more shapes than that starts again
+
+
+def keep(among: dict[Any, Any], key: object, plan: object) -> None:
+    """Keep a plan; all others are forgotten when there are too many."""
+    if len(among) >= _MOST:
+        among.clear()
+    among[key] = plan
+
+
+def sums_of(x: Tensor, groups: int, last: bool, extra: float = 0.0) -> Sums:
+    """Return the plan for a dense tensor."""
+    key = (x.shape, x.stride(), x.dtype, x.get_device(), groups, last, extra)
+    found = _sums.get(key)
+    if found is None:
+        found = Sums(tiles.shape_of(x, last), groups, x.get_device(), extra)
+        keep(_sums, key, found)
+    return found
+
+
+def first_of(y: Tensor, first_row: int, last: bool) -> int:
+    """Return the number of the first row of ε: a linear layer's rows are its vectors. A 32-bit word; counters wrap."""
+    return signed(first_row * y.shape[1:-1].numel() if last else first_row)
+
+
+def noises_of(y: Tensor, groups: int, last: bool, first_row: int, log_var: Tensor) -> Noises:
+    """Return the plan for a dense tensor, whose first row is the first_row-th of the whole batch."""
+    key = (y.shape, y.stride(), y.dtype, y.get_device(), groups, last, first_row, log_var.dtype)
+    found = _noises.get(key)
+    if found is None:
+        found = Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), y.get_device())
+        keep(_noises, key, found)
+    return found
 
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32: batch × groups × positions (linear: …, 1)."""
-    from undrift.fused.kernels import square_sum_kernel
-
-    v = view(x, groups, last)
+    x = tiles.dense(x, last)
     out = x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
     if out.numel():
-        block, together, width = v.tile()
-        programs = _cdiv(v.positions, block) * _cdiv(v.groups, together)
-        with _on(x):
-            square_sum_kernel[(programs,)](
-                v.tensor, out, *v.sizes, *v.strides, BP=block, TOGETHER=together, WIDTH=width
-            )
+        sums_of(x, groups, last).total(x, out)
     return out
 
 
 def square_sum_gradient(grad: Tensor, x: Tensor, groups: int, last: bool) -> Tensor:
     """Return 2·x·grad in x's dtype and memory format."""
-    from undrift.fused.kernels import square_sum_gradient_kernel
-
-    v = view(x, groups, last)
-    out = torch.empty_like(v.tensor)
+    x = tiles.dense(x, last)
+    out = torch.empty_like(x)
     if out.numel():
-        block, together, width = v.tile()
-        programs = _cdiv(v.positions, block) * _cdiv(v.groups, together) * _cdiv(v.members, width)
-        with _on(x):
-            square_sum_gradient_kernel[(programs,)](
-                v.tensor, grad.contiguous(), out, *v.sizes, *v.strides, BP=block, TOGETHER=together, WIDTH=width
-            )
+        sums_of(x, groups, last).gradient(x, grad.contiguous(), out)
     return out
 
 
@@ -109,19 +159,10 @@ def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> Tensor:
     """Return y + σ·√plane·ε in y's dtype and memory format."""
-    from undrift.fused.kernels import add_noise_kernel
-
-    v = view(y, groups, last)
-    out = torch.empty_like(v.tensor)
+    y = tiles.dense(y, last)
+    out = torch.empty_like(y)
     if out.numel():
-        block, together, width = v.tile()
-        programs = _cdiv(v.positions, block) * _cdiv(v.groups, together) * _cdiv(v.members, width)
-        origin = signed(first_row * y.shape[1:].numel())
-        with _on(y):
-            add_noise_kernel[(programs,)](
-                v.tensor, plane.contiguous(), log_var, key, out, origin, *v.sizes, *v.strides, *v.counts,
-                BP=block, TOGETHER=together, WIDTH=width,
-            )  # fmt: skip
+        noises_of(y, groups, last, first_row, log_var).add(y, plane.contiguous(), log_var, key, out)
     return out
 
 
@@ -129,25 +170,7 @@ def noise_gradients(
     grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of plane and log_var for a gradient of `add_noise`'s output; ε is drawn again."""
-    from undrift.fused.kernels import noise_gradients_kernel
-
-    v = view(grad, groups, last)
-    plane = plane.contiguous()
-    grad_plane = torch.empty_like(plane)
     if not grad.numel():
-        return grad_plane.zero_(), torch.zeros_like(log_var)
-    block, together, width = v.tile()
-    rows = _cdiv(v.positions, block)
-    partial = plane.new_empty(rows, v.members * v.groups)
-    origin = signed(first_row * grad.shape[1:].numel())
-    with _on(grad):
-        noise_gradients_kernel[(rows * _cdiv(v.groups, together),)](
-            v.tensor, plane, log_var, key, grad_plane, partial, origin, *v.sizes, *v.strides, *v.counts,
-            BP=block, TOGETHER=together, WIDTH=width,
-        )  # fmt: skip
-    return grad_plane, partial.sum(0).to(log_var.dtype)
-
-
-def _on(tensor: Tensor) -> torch.cuda.device:
-    """Return a context in which the tensor's device is the current one, where Triton launches."""
-    return torch.cuda.device(tensor.device if tensor.is_cuda else -1)
+        return torch.zeros_like(plane), torch.zeros_like(log_var)
+    grad = tiles.dense(grad, last)
+    return noises_of(grad, groups, last, first_row, log_var).gradients(grad, plane.contiguous(), log_var, key)

@@ -3,6 +3,8 @@
 `last` says where the channels are: in the last dimension (linear layers), else in dimension 1 (convolutions).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ def add_noise(
     std = by_channel((0.5 * log_var).exp().to(plane.dtype), y.shape, last) * spread(
         safe_sqrt(plane), y.shape, groups, last
     )
-    noise = std * normal(key, y.shape, first_row).to(plane.dtype)
+    noise = std * drawn(key, y.shape, first_row, last).to(plane.dtype)
     # Noise in float32, cast last: autocast must not turn its outputs into float32.
     return (y.to(dtype) + noise.to(dtype)).to(y.dtype)
 
@@ -40,7 +42,7 @@ def noise_gradients(
     grad_plane = Σ_{o in g} grad·σ·ε / (2√plane), 0 where plane is 0; grad_log_var = ½ Σ_{n, p} grad·σ·√plane·ε.
     """
     root = safe_sqrt(plane)
-    pull = grad.to(plane.dtype) * normal(key, grad.shape, first_row).to(plane.dtype)
+    pull = grad.to(plane.dtype) * drawn(key, grad.shape, first_row, last).to(plane.dtype)
     pull = pull * by_channel((0.5 * log_var).exp().to(plane.dtype), grad.shape, last)
     by_position = pull.sum(-1, keepdim=True) if last else pull.unflatten(1, (groups, -1)).sum(2)
     others = tuple(range(pull.ndim - 1)) if last else (0, *range(2, pull.ndim))
@@ -48,6 +50,14 @@ def noise_gradients(
     positive = plane > 0
     grad_plane = torch.where(positive, 0.5 * by_position / torch.where(positive, root, 1), 0)
     return grad_plane, by_kernel.to(log_var.dtype)
+
+
+def drawn(key: Tensor, shape: torch.Size, first_row: int, last: bool) -> Tensor:
+    """Return ε for an output of that shape. A linear layer's rows are its vectors, however many an image has."""
+    if not last:
+        return normal(key, shape, first_row)
+    vectors = math.prod(shape[1:-1])
+    return normal(key, (shape[0] * vectors, shape[-1]), first_row * vectors).view(shape)
 
 
 def safe_sqrt(x: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ class Roid:
 
     The answer is the logits from before the step, times q = (p̄ + s) / (1 + sC), s = max(1/B, 1/C) / max p̄, p̄ the
     batch's mean prediction; q is divided by its mean over classes, which changes no label and leaves the logits their
-    scale (its authors' are a tenth of it with ten classes, and their probabilities nearly uniform). A batch of which all d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
+    scale (its authors' are a tenth of it with ten classes, and their probabilities nearly uniform). A batch of which all
+    d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
 
     Args:
         consistency: factor before SCE; 0 leaves the second pass out.

@@ -80,7 +80,7 @@ class Shot:
                 "Shot has no pseudo-labels for this batch; it looks at a whole domain before each epoch. Use it with "
                 "undrift.adapt; in a stream, take undrift.Information()."
             )
-        labels = self.labels[step.indices.cpu()].to(logits.device)
+        labels = self.labels[step.indices].to(logits.device, non_blocking=True)
         known = (labels >= 0).sum().clamp_min(1)  # a batch may hold none
         cross_entropy = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum") / known
         return self.information(logits) + self.beta * cross_entropy

@@ -18,7 +18,7 @@ _OFFLINE = {"frozen": ("@classifier",), "fast": ("@bottleneck",)}
 _PRESETS = {"paper": {"preset": PAPER}, "released": {"preset": RELEASED}}
 _PRESETS_OFFLINE = {
     "paper": {"preset": PAPER.replace(**_OFFLINE)},
-    "released": {"preset": RELEASED.replace(**_OFFLINE, norm_statistics="moving")},
+    "released": {"preset": RELEASED.replace(**_OFFLINE, norm_statistics="train")},
 }
 _VMP = "Jing, Zhen, Li, Snoek 2022"
 

@@ -1,0 +1,107 @@
+"""A kernel's launch with everything but its tensors settled, and quick after the first time.
+
+Triton looks at each argument of each launch, to find the compiled kernel that fits: 50 µs of Python where a network has
+a hundred layers. What it looks at cannot change here: integers are settled, dtypes and strides too, and addresses are
+checked to be multiples of 16. So the first launch is Triton's own, and what it compiled is launched directly from then
+on: after it was seen to write what the first launch wrote.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Call:
+    """One kernel, its grid and its integers; called with the tensors, in the kernel's order.
+
+    Args:
+        kernel: a function of Triton.
+        grid: programs along two axes.
+        numbers: the arguments after the tensors, in order.
+        constants: the compile-time arguments, in order.
+        device: index of the GPU.
+        writes: which of the tensors the kernel writes.
+    """
+
+    __slots__ = ("_quick", "constants", "device", "grid", "kernel", "numbers", "tried", "writes")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int],
+        numbers: Sequence[float],
+        constants: dict[str, Any],
+        device: int,
+        writes: tuple[int, ...],
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, tuple(numbers), constants
+        self.device, self.writes = device, writes
+        self.tried = not direct_launches()
+        self._quick: Callable[..., None] | None = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch the kernel on the tensors' device, in its current stream."""
+        if self._quick is not None:
+            pointers = [t.data_ptr() for t in tensors]
+            bits = 0
+            for pointer in pointers:
+                bits |= pointer
+            if not bits & 15 and torch._C._cuda_getDevice() == self.device:
+                self._quick(torch._C._cuda_getCurrentRawStream(self.device), pointers)
+                return
+        compiled = self._launch(tensors)
+        if not self.tried and not torch.cuda.is_current_stream_capturing():
+            self._try(compiled, tensors)
+
+    def _launch(self, tensors: Sequence[Tensor]) -> Any:
+        """Launch as Triton does, and return what it compiled."""
+        with torch.cuda.device(self.device):  # −1 for a CPU in Triton's interpreter: nothing to do
+            return self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+
+    def _try(self, compiled: Any, tensors: Sequence[Tensor]) -> None:
+        """Keep the compiled kernel if launching it directly writes what the launch before wrote."""
+        if torch._C._cuda_getDevice() != self.device or any(t.data_ptr() % 16 for t in tensors):
+            return  # another time
+        self.tried = True
+        again = [torch.empty_like(t) if i in self.writes else t for i, t in enumerate(tensors)]
+        if any(t.data_ptr() % 16 for t in again):
+            return
+        try:
+            quick = self._direct(compiled)
+            quick(torch._C._cuda_getCurrentRawStream(self.device), [t.data_ptr() for t in again])
+        except (TypeError, AttributeError, ValueError, RuntimeError, SystemError):
+            return  # this Triton wants other arguments: its own launch stays
+        if all(_alike(tensors[i], again[i]) for i in self.writes):
+            self._quick = quick
+
+    def _direct(self, compiled: Any) -> Callable[[int, list[int]], None]:
+        run, function, packed, (across, down) = compiled.run, compiled.function, compiled.packed_metadata, self.grid
+        # From 3.3 on Triton's launcher is given the compile-time constants too.
+        tail = (*self.numbers, *(self.constants.values() if triton_version() >= (3, 3) else ()))
+
+        def quick(stream: int, pointers: list[int]) -> None:
+            # After the kernel: no metadata and no hooks, which are for profilers.
+            run(across, down, 1, stream, function, packed, None, None, None, *pointers, *tail)
+
+        return quick
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@cache
+def triton_version() -> tuple[int, int]:
+    """Return Triton's version."""
+    major, minor = importlib.import_module("triton").__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+@cache
+def direct_launches() -> bool:
+    """Return whether compiled kernels may be launched directly: on NVIDIA's GPUs, by a Triton that was looked at."""
+    return torch.version.cuda is not None and torch.cuda.is_available() and (3, 2) <= triton_version() < (4, 0)

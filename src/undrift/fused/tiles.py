@@ -1,0 +1,119 @@
+"""How Triton's kernels see a tensor, and how they cut it: sizes, memory order, tiles, programs. Arithmetic only."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_TILE = 2048  # numbers, or pairs of them, that a program holds at once: 16 a thread
+_PROGRAMS = 8  # a multiprocessor: fewer leave it waiting for memory
+
+
+class Shape(NamedTuple):
+    """A tensor as positions × channels, and whether channels are neighbours in memory."""
+
+    positions: int
+    per_image: int
+    channels: int
+    last: bool
+
+    @property
+    def wide(self) -> bool:
+        """Whether offsets need 64 bits."""
+        return bool(self.positions * self.channels >= 2**31)  # sizes may be symbols, in a graph being compiled
+
+
+def dense(tensor: Tensor, last: bool) -> Tensor:
+    """Return the tensor, copied only where its memory has neither order of `shape_of`."""
+    if tensor.is_contiguous() or (not last and _channels_last(tensor)):
+        return tensor
+    return tensor.contiguous()
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    return order is not None and tensor.is_contiguous(memory_format=order)
+
+
+def shape_of(tensor: Tensor, last: bool) -> Shape:
+    """Return how a `dense` tensor is seen. A linear layer's positions are its vectors: images of one position each."""
+    shape = tensor.shape
+    if last:
+        return Shape(shape[:-1].numel(), 1, shape[-1], True)
+    per_image = shape[2:].numel()
+    return Shape(shape[0] * per_image, per_image, shape[1], not tensor.is_contiguous())
+
+
+@cache
+def processors(index: int) -> int:
+    """Return how many multiprocessors a GPU has."""
+    if not torch.cuda.is_available():
+        return 132
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def power(number: int) -> int:
+    """Return the least power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
+    return -(-a // b)
+
+
+class Tile(NamedTuple):
+    """Positions and columns of a tile, and how many programs there are along each."""
+
+    positions: int
+    width: int
+    programs: tuple[int, int]
+
+
+def tile(shape: Shape, columns: int, gpus: int) -> Tile:
+    """Return the tile for a pass over some columns a position (channels, or pairs of them): looped over if need be."""
+    width = _width(shape, columns)
+    block = _TILE // width
+    wanted = _PROGRAMS * gpus
+    while block > 16 and cdiv(shape.positions, block) * cdiv(columns, width) < wanted:
+        block //= 2
+    rows = cdiv(shape.positions, block)
+    return Tile(block, width, (rows, min(cdiv(columns, width), cdiv(wanted, max(1, rows)))))
+
+
+def sum_tile(shape: Shape, columns: int, gpus: int) -> Tile:
+    """Return the tile for sums over positions: each program has one block of columns and loops over positions."""
+    width = _width(shape, columns)
+    blocks = cdiv(columns, width)
+    block = _TILE // width
+    wanted = _PROGRAMS * gpus
+    while block > 16 and cdiv(shape.positions, block) * blocks < wanted:
+        block //= 2
+    return Tile(block, width, (min(cdiv(shape.positions, block), cdiv(wanted, blocks)), blocks))
+
+
+def _width(shape: Shape, columns: int) -> int:
+    widest = 64 if shape.last else 8
+    width = min(widest, columns & -columns)  # no empty columns: a network's widths are multiples of 32
+    return width if width >= min(16, widest) else min(widest, power(columns))
+
+
+def group_tile(shape: Shape, groups: int) -> tuple[int, int, int]:
+    """Return positions, groups and channels of a group that a program of `kernels_grouped` holds at once."""
+    members = shape.channels // groups
+    along = shape.last or shape.per_image == 1
+    width = min(128 if along else 16, power(members))
+    while width > 32 and members % width:
+        width //= 2
+    together = min(power(groups), max(1, (32 if along else 8) // width))
+    block = max(16, 2 * _TILE // (width * together))
+    while block > 16 and shape.positions // block * (groups // together) < 512:
+        block //= 2
+    return block, together, width
+
+
+def group_strides(shape: Shape) -> tuple[int, int, int]:
+    """Return the strides of image, channel and position in the image."""
+    numbers = shape.channels * shape.per_image
+    return (numbers, 1, shape.channels) if shape.last else (numbers, shape.per_image, 1)
