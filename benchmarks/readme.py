@@ -14,12 +14,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from undrift.bench import Benchmark, Cell, Request, Row, Store, about, find, online_report
+from undrift.bench import Benchmark, Cell, Request, Row, Store, about, find, in_its_precision, online_report
 from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, title
 from undrift.bench.offline_sets import SETS, Task
 from undrift.bench.online import Online
-from undrift.bench.table import NOT_RUN
+from undrift.bench.table import DAGGER, NOT_RUN, footnotes, marked
 from undrift.bench.table import markdown as table
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +31,7 @@ def online(name: str, request: Request) -> str:
     """Return the main table of a stream: its first network, one corruption after another."""
     bench = find(name)
     assert isinstance(bench, Online)
+    request = in_its_precision(bench, Store(request.results / name), request)
     part = online_report.Part(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
     heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
     run = [row for row in bench.rows if part.records(row)]
@@ -41,15 +42,18 @@ def online(name: str, request: Request) -> str:
     for row in (shown := _few(run)):
         records, said = part.records(row), part.said(row)
         values = [error.text(records), str(said[0]) if said else "–", *(column.text(records) for column in others)]
-        lines.append([title(row), *values])
+        lines.append([marked(title(row), records), *values])
     header = ["method", error.title, "published %", *(column.title for column in others)]
     records = [record for row in shown for record in part.records(row)]
-    return _block(heading, about(records), table(header, lines), _left(len(bench.rows), run, shown, [name]))
+    below = "\n".join(footnotes({row.label: part.records(row) for row in shown}))
+    left = _left(len(bench.rows), run, shown, [name])
+    return _block(heading, about(records), table(header, lines), f"{below}\n\n{left}" if below else left)
 
 
 def pacs(request: Request) -> str:
     """Return what each finished task of PACS has: accuracy on the target, on the held-out source, and both."""
-    page = Page(offline, Store(request.results / offline.name), request, SETS["pacs"])
+    store = Store(request.results / offline.name)
+    page = Page(offline, store, in_its_precision(offline, store, request), SETS["pacs"])
     heading = "**PACS, whole domains, ResNet-50.** Accuracy %: target / held-out source afterwards / harmonic mean."
     run = [row for row in offline.rows if page.done(row, page.main)]
     if not run:
@@ -71,7 +75,7 @@ def cells(request: Request) -> str:
         bench, store = find(name), Store(request.results / name)
         assert isinstance(bench, Benchmark)
         places: dict[tuple[str, str], list[Cell]] = {}
-        for cell in bench.shown(request):
+        for cell in bench.shown(in_its_precision(bench, store, request)):
             places.setdefault((cell.network, cell.setting), []).append(cell)
         begun = {place: found for place, found in places.items() if store.all(found)}
         lines += [[name, ", ".join(place), *_seeds(found, store)] for place, found in begun.items()]
@@ -101,11 +105,12 @@ def written(page: str, text: str, request: Request) -> str:
 
 
 def _seeds(found: list[Cell], store: Store) -> tuple[str, str]:
-    """Return the rows that are finished, with how many seeds, and the names of the others."""
+    """Return the rows that are finished, with how many seeds (a dagger: to be run again), and the others' names."""
     done = {cell.row.name: 0 for cell in found}
+    old = {cell.row.name for cell in found if store.shown(cell) and store.state(cell) == "stale"}
     for cell in found:
-        done[cell.row.name] += store.finished(cell) is not None
-    finished = [f"{name} ({count})" for name, count in done.items() if count]
+        done[cell.row.name] += store.shown(cell) is not None
+    finished = [f"{name} ({count}{DAGGER * (name in old)})" for name, count in done.items() if count]
     return ", ".join(finished), ", ".join(name for name, count in done.items() if not count) or "–"
 
 

@@ -13,7 +13,7 @@ import undrift
 from adapt_support import Labelled, domain, small, source, trained
 from support import convnet, images, same, snapshot
 from undrift._adapted import snapshot as adapted_state
-from undrift._types import Step
+from undrift._types import Keeper, Step
 from undrift.adapt import adapt
 from undrift.likelihood import Consistency, Information, Shot, entropy
 
@@ -220,3 +220,38 @@ def test_a_misspelt_likelihood_does_not_bind_the_checkpoint(tmp_path: Path) -> N
     with pytest.raises(undrift.OptionError, match="layer9"):
         adapt(small(), images(), Shot(features="layer9"), 1, checkpoint=tmp_path / "run")
     adapt(small(), images(), Shot(), 1, checkpoint=tmp_path / "run")
+
+
+class Sometimes:
+    """Asks something of every n-th batch only."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.calls = every, 0
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
+        self.calls += 1
+        return entropy(logits) if self.every and self.calls % self.every == 0 else None
+
+
+def test_a_batch_of_which_nothing_is_asked_makes_no_step_and_is_counted(tmp_path: Path) -> None:
+    class Counting(Keeper):
+        calls = 0
+
+        def gradients(self, model: undrift.Perturbed) -> None:
+            self.calls += 1
+
+    model, keeper = small(), Counting()
+    before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    with pytest.warns(undrift.UndriftWarning, match="asked nothing of any of 4 batches"):
+        history = adapt(model, images(24), Sometimes(0), epochs=2, batch_size=12, keepers=[keeper])
+    assert (history.steps, history.idle_steps, history.bad_steps, keeper.calls) == ((), 4, 0, 0)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters() if n in before)
+    assert not torch.equal(model.net[1].running_mean, torch.zeros(8))  # the images were sound, and statistics saw them
+    history = adapt(small(), images(24), Sometimes(2), epochs=2, batch_size=12, keepers=[keeper])
+    assert (len(history.steps), history.idle_steps, keeper.calls) == (2, 2, 2)
+    assert "2 steps not made: nothing was asked" in str(history)
+    history.save(tmp_path / "history.json")
+    assert undrift.History.load(tmp_path / "history.json") == history
+    older = history.as_dict()
+    del older["idle_steps"], older["epochs"]
+    assert undrift.History.from_dict(older).idle_steps == 0

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import undrift
 from adapt_support import Labelled, Untouchable, small
 from support import convnet, images, same
-from undrift import _atomic, _run
+from undrift import _atomic, _resume, _run
 from undrift._adapted import snapshot as adapted_state
 from undrift._types import Step
 from undrift.adapt import adapt
@@ -294,3 +294,48 @@ def test_the_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
     adapt(model, images(24), entropy, epochs=1, checkpoint=tmp_path / "run", progress=False)
     with pytest.raises(undrift.PerturbationMismatch, match="which images"):
         adapt(twin, 2 * images(24), entropy, epochs=1, checkpoint=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("where", ["at a survey", "after the last batch"])
+def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shuffling sampler draws once more when it is asked for a batch too many, and only then."""
+    path = tmp_path / "run"
+
+    def run(model: undrift.Perturbed, **given: Any) -> History:
+        torch.manual_seed(5)
+        return adapt(model, Labelled(images(24)), Information(), 3, batch_size=6, keep="best", **given)
+
+    whole, model = small(), small()
+    expected = run(whole)
+    target, name = {"at a survey": (_run, "survey"), "after the last batch": (_run.Run, "_end_epoch")}[where]
+    inner, calls = getattr(target, name), []
+
+    def stopped(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            # Without a word on the way out, the file is the one that was written with the last batch.
+            raise KeyboardInterrupt if where == "at a survey" else Killed
+        return inner(*args)
+
+    monkeypatch.setattr(target, name, stopped)
+    with pytest.raises((KeyboardInterrupt, Killed)):
+        run(model, checkpoint=path, checkpoint_steps=1)
+    monkeypatch.undo()
+    assert json.loads(header(path)["values"])["done"] == 4
+    assert json.loads(header(path)["values"])["over"] == (where == "at a survey")
+    resumed = small()
+    assert run(resumed, checkpoint=path, checkpoint_steps=1) == expected
+    assert same(adapted_state(resumed), adapted_state(whole))
+
+
+def test_older_checkpoints_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    monkeypatch.setattr(_resume, "_LATER", ())
+    with pytest.raises(Killed):
+        adapt(small(), images(24), fused(Information, 7, kill), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
+    monkeypatch.undo()
+    assert "idle_steps" not in json.loads(header(path)["values"])
+    history = adapt(small(), images(24), Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
+    assert (len(history.steps), history.idle_steps) == (8, 0)

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import undrift
 from support import convnet, images, learnables, same, snapshot
+from undrift.perturb import remove
 
 
 def adapt_a_little(model: undrift.Perturbed, steps: int = 3) -> None:
@@ -531,3 +532,60 @@ def test_torch_func_is_refused() -> None:
     with pytest.raises(undrift.UndriftError, match="vmap"), torch.no_grad():
         torch.vmap(model, randomness="different")(images()[:, None])
     assert torch.isfinite(model(images())).all()
+
+
+def test_a_network_gets_rid_of_a_perturbation_that_nobody_holds() -> None:
+    net = convnet()
+    before, marks = snapshot(net), traces(net)
+    adapt_a_little(undrift.perturb(net, train="*"))
+    with pytest.raises(undrift.CannotPerturb, match=r"undrift\.remove\(net\)"):
+        undrift.perturb(net)
+    carried = copy.deepcopy(net)
+    for one in (net, carried):
+        assert remove(one) is one
+        assert same(one.state_dict(), before)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.modules())
+        assert all(p.requires_grad for p in one.parameters())
+    assert traces(net) == marks
+    assert "_undrift" not in vars(net)
+    for wrong in (net, "net"):
+        with pytest.raises(undrift.UndriftError, match="no perturbation on it"):
+            remove(wrong)  # type: ignore[arg-type]
+
+
+def test_removing_from_the_network_ends_the_model_too() -> None:
+    net = convnet()
+    model = undrift.perturb(net)
+    assert remove(net[0]) is net[0]  # a part: the perturbation is one
+    with pytest.raises(undrift.UndriftError, match="removed"):
+        model(images())
+    model = undrift.perturb(net)
+    with model.off():
+        remove(net)
+    assert not net[0]._forward_hooks
+    assert remove(undrift.perturb(net)) is net
+
+
+def test_a_perturbed_network_is_given_back_only_where_that_was_asked_and_nobody_holds_it() -> None:
+    net = convnet()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    adapt_a_little(model)
+    model.give_back()
+    held, model = model, None
+    assert net[0]._forward_hooks
+    del held
+    assert not net[0]._forward_hooks
+    assert same(net.state_dict(), before)
+    undrift.perturb(net)
+    assert net[0]._forward_hooks
+
+
+def test_a_perturbation_made_in_inference_mode_can_be_trained() -> None:
+    net = convnet()
+    with torch.inference_mode():
+        model = undrift.perturb(net)
+    adapt_a_little(model)
+    assert not any(p.is_inference() for p in model.parameters())
+    with torch.inference_mode():
+        model.remove()

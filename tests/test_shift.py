@@ -105,3 +105,30 @@ def test_sigma_shows_where_it_started_and_where_it_went(sharing):
 def test_no_noise_at_all_is_zero():
     rows = shift.sigma(undrift.perturb(small(), init_fraction=0))
     assert [(row.l1, row.start_l1, row.start_relative) for row in rows] == [(0, 0, 0)] * 2
+
+
+def test_the_larger_domain_is_drawn_from_and_not_cut():
+    """Its first half is the other domain once more, its second far away: cut, there is no distance at all."""
+    net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(4, 2))
+    near = torch.randn(60, 1, 2, 2)
+    larger = torch.cat([torch.randn(60, 1, 2, 2), 50 + torch.randn(540, 1, 2, 2)])
+    cut = shift.a_distance(net, near, larger[:60])["0"]
+    found = shift.a_distance(net, near, larger)["0"]
+    assert cut < 0.8
+    assert found > 1.4  # nine of ten are far
+    assert found == shift.a_distance(net, near, larger)["0"]
+    seeds = {shift.a_distance(net, near, larger, seed=seed)["0"] for seed in range(4)}
+    assert len(seeds) > 1
+
+
+def test_images_that_are_not_finite_are_left_out():
+    net = small()
+    images = torch.rand(60, 3, 6, 6)
+    spoilt = torch.cat([images[:30], torch.full((2, 3, 6, 6), float("nan"))])
+    spoilt[31] = float("inf")
+    assert shift.a_distance(net, spoilt, images[30:] * 2) == shift.a_distance(net, images[:30], images[30:] * 2)
+    assert shift.a_distance(net, [spoilt[:30], spoilt[30:]], images[30:] * 2)["0"] >= 0  # a batch with none left
+    with pytest.raises(undrift.DataError, match="has 7 images; needed: at least 8"):
+        shift.a_distance(net, images, torch.cat([images[:7], spoilt[30:]]))
+    with pytest.raises(undrift.DataError, match="has 0 images; needed: at least 8"):
+        shift.a_distance(net, images, images * float("nan"))

@@ -485,3 +485,60 @@ def test_a_state_of_other_weights_or_options_is_refused() -> None:
     ):
         with pytest.raises(undrift.PerturbationMismatch, match=what):
             stream(model, []).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"method": "sar"}, "likelihood, keepers"),
+        ({"method": "roid", "ensemble": 0.5}, "keepers"),
+        ({"method": "roid", "sharpness": 1.0}, "likelihood"),
+    ],
+)
+def test_a_state_of_another_method_or_setting_changes_nothing(other: dict[str, object], what: str) -> None:
+    net, twin = convnet(), convnet()
+    twin.load_state_dict(net.state_dict())
+    first = stream(net, batches(2), method="roid")
+    list(first)
+    second = stream(twin, batches(2), **other)
+    before = copy.deepcopy(second.state_dict())
+    with pytest.raises(undrift.PerturbationMismatch, match=rf"another stream: .*{what} changed"):
+        second.load_state_dict(first.state_dict())
+    assert str(second.state_dict()) == str(before)
+    again = stream(twin, batches(2), method="roid") if second.remove() is twin else None
+    assert again is not None
+    again.load_state_dict(first.state_dict())
+    assert same(state_of(again.model), state_of(first.model))
+
+
+def test_a_state_that_fails_half_way_is_taken_back() -> None:
+    class Fragile(undrift.Shot):
+        """Any likelihood with a state of its own."""
+
+        def __call__(self, logits: Tensor, step: undrift.Step) -> Tensor:
+            return entropy(logits)
+
+        def load_state_dict(self, state: dict[str, object], model: object = None) -> None:
+            if state:
+                raise RuntimeError("no")
+
+        def state_dict(self) -> dict[str, object]:
+            return {}
+
+    first, second = (stream(model_of(), batches(1), Fragile()) for _ in range(2))
+    next(first)
+    state, before = first.state_dict() | {"likelihood": {"x": 1}}, second.state_dict()
+    with pytest.raises(RuntimeError, match="no"):
+        second.load_state_dict(state)
+    assert str(second.state_dict()) == str(before)
+
+
+def test_a_method_starts_inside_inference_mode() -> None:
+    net = convnet()
+    with torch.inference_mode():
+        s = stream(net, batches(2), method="tent")
+        before = net[1].weight.clone()
+        list(s)
+        assert s.report.steps == 2
+        assert not torch.equal(net[1].weight, before)
+        s.remove()

@@ -26,7 +26,7 @@ from undrift.history import History
 from undrift.likelihood import Consistency, Information, Shot, as_likelihood, entropy
 from undrift.objective import kl, kl_term
 from undrift.options import Options, preset
-from undrift.perturb import Perturbed, perturb
+from undrift.perturb import Perturbed, perturb, remove
 from undrift.predict import predict
 from undrift.prediction import Prediction
 from undrift.report import Report, join
@@ -80,6 +80,7 @@ __all__ = [
     "predict",
     "preset",
     "read_header",
+    "remove",
     "save",
     "shift",
     "stream",

@@ -3,13 +3,24 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args
 
 from undrift._errors import OptionError
 from undrift._types import Keeper
 from undrift.options import Options, _suggest
 
 Loop = Literal["stream", "adapt"]
+
+# The annotations that are checked, in words; numbers of NumPy are numbers too.
+_PLAIN: dict[object, tuple[str, type]] = {
+    int: ("a whole number", Integral),
+    float: ("a number", Real),
+    bool: ("True or False", bool),
+    str: ("a text", str),
+    NoneType: ("None", NoneType),
+}
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,19 @@ class Method:
 
     @property
     def uncertainty(self) -> bool:
-        """Whether it knows a distribution over networks, and so mutual information."""
+        """Whether it knows a distribution over networks; `mutual_info` says which of its answers show it."""
         return bool(self.options.layers) or self.ensemble
+
+    @property
+    def mutual_info(self) -> Literal["yes", "after the stream", "with more samples", "with several members", "no"]:
+        """Where mutual information is above 0: several draws answer, or only a later `predict(…, samples=10)` asks."""
+        options = self.options
+        if not options.layers:
+            return "with several members" if self.ensemble else "no"
+        if not self.online:
+            return "yes" if options.test_samples > 1 else "with more samples"
+        draws = {"samples": options.test_samples, "before": options.train_samples, "after": 1}[options.answer]
+        return "yes" if draws > 1 else "after the stream"
 
     @property
     def changes(self) -> str:
@@ -111,6 +133,12 @@ class Method:
                     f"{self.name} has no setting {name!r}{_suggest(name, known)}. Beside the options "
                     f"(docs/options.md) it takes {', '.join(self.settings()) or 'none'}."
                 )
+        makers = (self.likelihood, *self.keepers)
+        if wrong := [problem for make in makers for problem in _wrong(make, settings)]:
+            raise OptionError(
+                f"{self.name}: {'; '.join(dict.fromkeys(wrong))}. Its settings, with their defaults: "
+                f"{', '.join(str(p) for make in makers for p in _parameters(make))}."
+            )
         chosen = self.options.replace(**{k: v for k, v in settings.items() if k in options})
 
         def made(make: Callable[..., Any]) -> Any:
@@ -130,6 +158,24 @@ class _With(Method):
         return super().build({**self.given, **settings})
 
 
-def _arguments(make: Callable[..., Any]) -> list[str]:
+def _parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [p.name for p in inspect.signature(make).parameters.values() if p.kind in kinds]
+    return [p for p in inspect.signature(make).parameters.values() if p.kind in kinds]
+
+
+def _arguments(make: Callable[..., Any]) -> list[str]:
+    return [p.name for p in _parameters(make)]
+
+
+def _wrong(make: Callable[..., Any], settings: Mapping[str, object]) -> list[str]:
+    """Return what is wrong with the types of settings, where their annotation is a plain one."""
+    problems = []
+    for p in _parameters(make):
+        kinds = get_args(p.annotation) if isinstance(p.annotation, UnionType) else (p.annotation,)
+        if p.name in settings and all(kind in _PLAIN for kind in kinds):
+            value = settings[p.name]
+            # True is an int to Python; nobody means one.
+            fits = [bool in kinds] if isinstance(value, bool) else [isinstance(value, _PLAIN[k][1]) for k in kinds]
+            if not any(fits):
+                problems.append(f"{p.name}={value!r} is not {' or '.join(_PLAIN[k][0] for k in kinds)}")
+    return problems

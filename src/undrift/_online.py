@@ -12,6 +12,7 @@ from torch.nn.utils import get_total_norm
 from undrift._adapted import fill_likelihood, likelihood_state, moving_by, restore, snapshot
 from undrift._errors import PerturbationMismatch
 from undrift._guard import Guard
+from undrift._resume import shown
 from undrift._step import uninterrupted
 from undrift._stream_report import StreamReport
 from undrift._types import Answering, Following, Keeper, Likelihood, Step
@@ -58,6 +59,8 @@ class Online:
         """Return what a stream and the one that goes on from it have in common."""
         if self._identity is None:  # once: it reads every weight
             self._identity = {"network": fingerprint(self.model), **self.model.options.as_dict()}
+            self._identity["likelihood"] = shown(self.likelihood)
+            self._identity["keepers"] = [shown(keeper) for keeper in self.keepers]
         return self._identity
 
     def step(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +222,8 @@ class Online:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
-        missing = [k for k in ("identity", "model", "start", "optimiser", "seen", "report", "guard") if k not in state]
+        kept = self.state_dict()
+        missing = [k for k in kept if k not in state]
         if missing:
             raise PerturbationMismatch(
                 f"the state has no {', '.join(missing)}; a stream goes on from what Stream.state_dict() gave. "
@@ -228,30 +232,32 @@ class Online:
         other = [k for k, v in self.identity().items() if state["identity"].get(k) != v]
         if other:
             raise PerturbationMismatch(
-                f"the state is of another stream: {', '.join(other)} changed; a stream goes "
-                "on with the same source network and options. Perturb that network so, or start a new stream."
+                f"the state is of another stream: {', '.join(other)} changed; a stream goes on with the same source "
+                "network and options, likelihood and keepers. Start it as that one was, or start a new stream."
             )
-        kept = snapshot(self.model)
         try:
-            restore(self.model, state["start"])
-            restore(self.model, state["model"])
+            self._fill(state)
+        except BaseException:  # all of a state or nothing
+            self._fill(kept)
+            raise
+
+    def _fill(self, state: Mapping[str, Any]) -> None:
+        restore(self.model, state["start"])
+        restore(self.model, state["model"])
+        try:
             self.optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         except ValueError as error:
-            restore(self.model, kept)
             raise PerturbationMismatch(
                 f"the saved optimiser is another one ({error}); it has to have the same parameters. "
                 "Perturb with the options of the saved stream."
             ) from error
-        except PerturbationMismatch:
-            restore(self.model, kept)
-            raise
         weights_moved()
-        self._start = {name: state["start"][name].to(tensor) for name, tensor in kept.items()}
+        self._start = {name: state["start"][name].to(tensor) for name, tensor in self._start.items()}
         self.seen = state["seen"]
         self.report.load_state_dict(state["report"])
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])
-        fill_likelihood(self.likelihood, copy.deepcopy(state.get("likelihood", {})), self.model)
-        self._start_likelihood = copy.deepcopy(state.get("start likelihood", self._start_likelihood))
-        for keeper, kept_state in zip(self.keepers, state.get("keepers", []), strict=True):
-            keeper.load_state_dict(copy.deepcopy(kept_state))
+        fill_likelihood(self.likelihood, copy.deepcopy(state["likelihood"]), self.model)
+        self._start_likelihood = copy.deepcopy(state["start likelihood"])
+        for keeper, kept in zip(self.keepers, state["keepers"], strict=True):
+            keeper.load_state_dict(copy.deepcopy(kept))

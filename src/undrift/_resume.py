@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from undrift._run import Run
 
 _COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches", "best_epoch")
+_LATER = ("over", "idle_steps", "idle_epoch")  # older files have none of these
 
 
 def mark_of(images: Any) -> str | None:
@@ -35,7 +36,8 @@ def mark_of(images: Any) -> str | None:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def _shown(part: object) -> str:
+def shown(part: object) -> str:
+    """Return how a part prints, the same in every process."""
     # Functions print with an address that the next process does not have.
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
 
@@ -45,8 +47,8 @@ def identity(run: "Run") -> dict[str, Any]:
     return {
         "source network": fingerprint(run.model),
         **run.model.options.as_dict(),
-        "likelihood": _shown(run.likelihood),
-        "keepers": [_shown(keeper) for keeper in run.stepper.keepers],
+        "likelihood": shown(run.likelihood),
+        "keepers": [shown(keeper) for keeper in run.stepper.keepers],
         "epochs": run.epochs,
         "keep best": run.keep_best,
         "images": run.data.size,
@@ -58,7 +60,7 @@ def identity(run: "Run") -> dict[str, Any]:
 def pack(run: "Run") -> Checkpoint:
     """Return the whole state of a run that stands between two steps."""
     likelihood = likelihood_state(run.likelihood)
-    values: dict[str, Any] = {name: getattr(run, name) for name in _COUNTS}
+    values: dict[str, Any] = {name: getattr(run, name) for name in (*_COUNTS, *_LATER)}
     values |= {
         "under way": run.start is not None,
         "bad_images": sorted(run.bad_images),
@@ -92,6 +94,8 @@ def unpack(run: "Run", found: Checkpoint) -> None:
         _fill_optimiser(run.stepper.optimiser, found.groups.get("optimiser", {}))
         for name in _COUNTS:
             setattr(run, name, found.values[name])
+        for name in _LATER:
+            setattr(run, name, found.values.get(name, getattr(run, name)))
         run.start = groups["start"] if found.values["under way"] else None
         run.bad_images = set(found.values["bad_images"])
         run.surveys = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}

@@ -53,7 +53,10 @@ class Run:
         self.finished = False
         self.rows: list[Row] = []
         self.bad_images: set[int] = set()
-        self.bad_steps = self.lone_batches = 0
+        self.bad_steps = self.lone_batches = self.idle_steps = 0
+        self.idle_epoch = 0  # the last epoch with a batch of which nothing was asked
+        self.over = False  # the epoch's batches are used up; a sampler may have drawn once more to find that out
+        self.lent = False  # the network is given back where this fails, and nobody has the model
         self.surveys: dict[int, Survey] = {}
         self.answers: dict[str, Tensor] = {}  # of the source network, and after the last survey
         self.best_epoch, self.best = 0, dict[str, Tensor]()
@@ -93,7 +96,7 @@ class Run:
                 self._save()
             if isinstance(stop, KeyboardInterrupt):
                 where = f"epoch {self.epoch + 1} of {self.epochs}, after {self.done} batches of it"
-                stop.args = (f"adapt was stopped in {where}. The model stands there and can be used. {self._go_on()}",)
+                stop.args = (f"adapt was stopped in {where}. {self._stands('there')} {self._go_on()}",)
             raise
         if not self.finished:
             self._finish()
@@ -104,20 +107,12 @@ class Run:
     def _epoch(self, bar: Bar) -> None:
         if self.start is None:
             self._begin_epoch()
-        assert self.start is not None
-        batches = self._sound(self.data.epoch())
-        if self.done:
-            # A resumed epoch draws its order again and passes by the batches it has done.
-            self.whole, now = False, self.randomness.state()
-            self.randomness.put(self.start)
-            for _ in range(self.done):
-                next(batches, None)
-            self.randomness.put(now)
-            self.whole = True
-        while self._step(batches, bar):
-            if self.every is not None and self.done % self.every == 0 and self.anywhere:
-                self._save()
-        if not self.rows or self.rows[-1].epoch != self.epoch + 1:
+        if not self.over:
+            batches = self._batches()
+            while self._step(batches, bar):
+                if self.every is not None and self.done % self.every == 0 and self.anywhere:
+                    self._save()
+        if self.epoch + 1 not in (self.rows[-1].epoch if self.rows else 0, self.idle_epoch):
             raise DataError(
                 f"epoch {self.epoch + 1} made no step: {len(self.bad_images)} images with NaN or infinity, "
                 f"{self.bad_steps} losses or gradients not finite, {self.lone_batches} batches of one. Needed: at "
@@ -125,21 +120,38 @@ class Run:
             )
         self._end_epoch()
 
+    def _batches(self) -> Pass:
+        """Return the batches of this epoch that are still to come."""
+        batches = self._sound(self.data.epoch())
+        if self.done:
+            # A resumed epoch draws its order again and passes by the batches it has done.
+            assert self.start is not None
+            self.whole, now = False, self.randomness.state()
+            self.randomness.put(self.start)
+            for _ in range(self.done):
+                next(batches, None)
+            self.randomness.put(now)
+            self.whole = True
+        return batches
+
     def _step(self, batches: Pass, bar: Bar) -> bool:
         """Make one step, all of it or nothing; return whether there was a batch left."""
         before, mark = self.steps_done, Mark(self.model, self.randomness)
         try:
             batch = next(batches, None)
             if batch is None:
+                self.over = True
                 return False
             lone = len(batch[1]) == 1 and self._looks_at_batches("batch", *MOVING)
             numbers = None if lone or not len(batch[1]) else self.stepper.gradients(*batch, before)
             if numbers is None:
                 mark.undo_model()
             with uninterrupted():
-                if numbers is not None:
+                if numbers:
                     lr = self.stepper.apply(before + 1)
                     self.rows.append(Row(self.epoch + 1, before + 1, lr=lr, **numbers))
+                elif numbers is not None:
+                    self.idle_steps, self.idle_epoch = self.idle_steps + 1, self.epoch + 1
                 elif lone:
                     self.lone_batches += 1
                 elif len(batch[1]):
@@ -147,6 +159,7 @@ class Run:
                 self.done += 1
         except BaseException:
             if self.steps_done == before:
+                self.over = False
                 mark.undo()
             raise
         shown = {k: numbers[k] for k in ("loss", "kl", "entropy", "balance")} if numbers else {}
@@ -182,7 +195,7 @@ class Run:
                 self.surveys[epoch], self.answers["last"] = found
                 if self.keep_best and self._is_best(found[0]):
                     self.best_epoch, self.best = epoch, snapshot(self.model)
-            self.epoch, self.done, self.start = epoch, 0, None
+            self.epoch, self.done, self.start, self.over = epoch, 0, None, False
         self._save()
 
     def _is_best(self, now: Survey) -> bool:
@@ -200,7 +213,7 @@ class Run:
         kept = self.best_epoch if self.keep_best and self.finished else self.epoch
         verdict = Verdict(self.surveys[0], self.surveys[kept]) if self.finished else None
         bad = tuple(sorted(self.bad_images))
-        counts = bad, self.bad_steps, self.lone_batches
+        counts = bad, self.bad_steps, self.lone_batches, self.idle_steps
         return History(tuple(self.rows), dict(self.surveys), verdict, kept, *counts, self.model)
 
     # The images -------------------------------------------------------------------------------------------------
@@ -215,8 +228,8 @@ class Run:
             except Exception as error:
                 raise DataError(
                     f"unlabelled raised {type(error).__name__} ({error}) in epoch {self.epoch + 1}, after {self.done} "
-                    f"batches of it; adapt needs all its batches. Mend the data set. The model stands at the last "
-                    f"whole step and can be used. {self._go_on()}"
+                    f"batches of it; adapt needs all its batches. Mend the data set. "
+                    f"{self._stands('at the last whole step')} {self._go_on()}"
                 ) from error
             if batch is None:
                 return
@@ -253,6 +266,11 @@ class Run:
             except DataError:
                 self.whole = False  # a disk that failed is not tried again on the way out
                 raise
+
+    def _stands(self, where: str) -> str:
+        if self.lent:
+            return "The network is as it was before the call."
+        return f"The model stands {where} and can be used."
 
     def _go_on(self) -> str:
         if self.path is None:

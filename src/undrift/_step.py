@@ -44,7 +44,9 @@ class Stepper:
 
     @torch.enable_grad()
     def gradients(self, places: Tensor, images: Tensor, done: int) -> dict[str, float] | None:
-        """Put the gradient of likelihood + KL on the learnables and return the step's numbers; None if not finite.
+        """Put the gradient of likelihood + KL on the learnables and return the step's numbers.
+
+        None where they are not finite, an empty dict where the likelihood asked nothing: no step is to be made then.
 
         Args:
             done: steps made before this one.
@@ -54,6 +56,7 @@ class Stepper:
         draws = self.model.options.train_samples
         likelihood = images.new_zeros((), dtype=torch.promote_types(images.dtype, torch.float32))
         norm = kl = likelihood
+        asked = False
         with torch.set_grad_enabled(bool(self._learnables)):
             for draw in range(max(1, draws)):
                 # Each batch moves the norm statistics once, however many draws look at it.
@@ -62,10 +65,12 @@ class Stepper:
                     loss = self.likelihood(output, step)
                 if loss is None:
                     continue
-                loss = one_number(loss) / max(1, draws)
+                asked, loss = True, one_number(loss) / max(1, draws)
                 if self._learnables:
                     loss.backward()  # a draw at a time: its activations are freed before the next
                 likelihood = likelihood + loss.detach()
+            if not asked:
+                return {}
             if self._learnables:
                 kl = kl_term(self.model, self.size)
                 for penalty in (kl, *(keeper.penalty(self.model) for keeper in self.keepers)):

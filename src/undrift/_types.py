@@ -100,6 +100,15 @@ class Following(Protocol):
         ...
 
 
+@runtime_checkable
+class Deploying(Protocol):
+    """A likelihood whose answers are of other weights than the model's (a teacher that averages)."""
+
+    def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
+        """Put the weights that answer into the model; leaving the context puts its own back."""
+        ...
+
+
 class Keeper:
     """What holds a network to its source while it adapts; each method does nothing unless a keeper says otherwise.
 

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from undrift import _atomic, methods
+from undrift import _atomic
+from undrift._begin import given_back, named
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._progress import Bar
 from undrift._resume import mark_of
@@ -20,6 +21,9 @@ from undrift.layers import evaluating
 from undrift.likelihood import Shot, as_likelihood
 from undrift.perturb import Perturbed
 from undrift.scheme import perturb_plain
+
+if TYPE_CHECKING:
+    from undrift.data.preprocess import Preprocess
 
 Keep = Literal["last", "best"]
 
@@ -38,6 +42,8 @@ def adapt(
     checkpoint_steps: int | None = None,
     keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
+    preprocess: "Preprocess | None" = None,
+    classes: Sequence[str] | None = None,
     progress: bool | None = None,
     **settings: Any,
 ) -> History:
@@ -51,7 +57,9 @@ def adapt(
     of a domain (SHOT drops such a batch too). Images with NaN or infinity are skipped; a step whose loss or gradient is
     not finite is not made, and leaves no trace. All are counted in the history.
 
-    After an error or Ctrl-C the model is usable: it stands at the last whole step.
+    A batch of which the likelihood asks nothing makes no step. After an error or Ctrl-C the model is usable: it stands
+    at the last whole step. With `method` nobody else has that model: the network is as it was before the call, and a
+    checkpoint holds the state.
 
     Args:
         model: from `undrift.perturb`; not wrapped in DistributedDataParallel. With `method`, the plain network.
@@ -72,6 +80,8 @@ def adapt(
         checkpoint_steps: write it every so many steps as well.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: gives the order of batches made here; a CPU generator. Without it torch's global one seeds it.
+        preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go
+            with the model into its file.
         progress: show a bar; None shows it on a terminal only.
         **settings: with `method`, options and settings of its likelihood or keepers by name, such as `features="fc1"`.
 
@@ -91,25 +101,14 @@ def adapt(
         True
     """
     order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    if method is not None:
-        recipe = methods.get(method, "adapt")
-        if likelihood is not None or keepers:
-            raise OptionError(
-                f"method={method!r} brings its own likelihood and keepers, and others were given. Give one of the two."
-            )
-        parts = recipe.build(settings)
-        model = perturb_plain(model, parts.options, order)
-        likelihood, keepers = parts.likelihood, parts.keepers
-        epochs = recipe.epochs if epochs is None else epochs
-        batch_size = recipe.batch_size if batch_size is None else batch_size
-    elif settings:
-        raise OptionError(
-            f"{', '.join(settings)}: settings belong to a method, and none was named. Give method=…, or the options to "
-            "undrift.perturb."
-        )
-    epochs, batch_size = 15 if epochs is None else epochs, 64 if batch_size is None else batch_size
-    _check_model(model)
-    assert isinstance(model, Perturbed)
+    given = {"likelihood": likelihood, "keepers": tuple(keepers) or None, "preprocess": preprocess, "classes": classes}
+    begun = named("adapt", method, settings, given)
+    usual = (15, 64) if begun is None else (begun[0].epochs, begun[0].batch_size)
+    epochs, batch_size = usual[0] if epochs is None else epochs, usual[1] if batch_size is None else batch_size
+    if begun is None:
+        _check_model(model)
+    if torch.is_inference_mode_enabled():
+        raise UndriftError("adapt was called in inference mode, where nothing has a gradient. Leave inference_mode().")
     problems = [
         f"{name}={value!r} is {needed}"
         for name, value, needed, wrong in (
@@ -129,11 +128,17 @@ def adapt(
         raise OptionError("; ".join(problems) + ". `help(undrift.adapt)` says what each is.")
     if checkpoint is not None:
         _atomic.check(checkpoint)
-    asked = as_likelihood(Shot() if likelihood is None else likelihood)
-    data = unlabelled_of(unlabelled, batch_size, order)
-    looked_at = data if clean is None else unlabelled_of(clean, batch_size, order)
-    _check_places(asked, data, looked_at)
-    with evaluating(model), ExitStack() as stack:
+    with ExitStack() as stack:
+        if begun is not None:
+            model = perturb_plain(model, begun[1].options, order, preprocess, classes)
+            stack.enter_context(given_back(model))
+            likelihood, keepers = begun[1].likelihood, begun[1].keepers
+        assert isinstance(model, Perturbed)
+        asked = as_likelihood(Shot() if likelihood is None else likelihood)
+        data = unlabelled_of(unlabelled, batch_size, order)
+        looked_at = data if clean is None else unlabelled_of(clean, batch_size, order)
+        _check_places(asked, data, looked_at)
+        stack.enter_context(evaluating(model))
         if isinstance(asked, Watching):
             stack.enter_context(asked.watch(model))
         model.key.train()  # moving statistics move; everything else stays in eval mode
@@ -141,6 +146,7 @@ def adapt(
             mark = None if checkpoint is None else mark_of(unlabelled)
             best = keep == "best"
             run = Run(model, data, looked_at, asked, epochs, best, checkpoint, checkpoint_steps, mark, keepers)
+            run.lent = begun is not None
             run.prepare()
             with Bar("adapt", epochs * data.steps, progress, done=run.steps_done) as bar:
                 return run.go(bar)
@@ -166,8 +172,6 @@ def _check_model(model: object) -> None:
             f"the perturbation {'was removed' if model._removed else 'is off'}; undrift.adapt needs it in place. "
             + ("Perturb the network again." if model._removed else "Call adapt outside of model.off().")
         )
-    if torch.is_inference_mode_enabled():
-        raise UndriftError("adapt was called in inference mode, where nothing has a gradient. Leave inference_mode().")
 
 
 def _check_places(likelihood: Likelihood, data: Unlabelled, looked_at: Unlabelled) -> None:

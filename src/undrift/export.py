@@ -18,6 +18,7 @@ from undrift.norm import Norm
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.select import plain_name
+from undrift.zoo._gsfda import attached_masks
 
 Format = Literal["state_dict", "torch.export"]
 FORMATS = ("state_dict", "torch.export")
@@ -61,6 +62,11 @@ def mean_network(model: Perturbed) -> nn.Module:
     """Return a plain copy of the adapted mean network, in eval mode: no hooks, no noise, no tie to the model."""
     if model._removed:
         raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
+    if attached_masks(model) is not None:
+        raise OptionError(
+            "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
+            "it would be another network. Train the source with undrift.zoo.masked, or keep the domain file: undrift.save."
+        )
     with model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
         state = dict(domain_state(model))

@@ -16,9 +16,13 @@ from undrift._errors import DataError, PerturbationMismatch, UndriftError, Undri
 from undrift._packing import VERSION, pack, written_by
 from undrift.fingerprint import fingerprint
 from undrift.perturb import Perturbed, _refuse_second, perturb
+from undrift.select import plain_name
+from undrift.zoo._gsfda import Masks, attach_masks, attached_masks
 
 if TYPE_CHECKING:
     from undrift.data.preprocess import Preprocess
+
+MASKS = ".masks.embedding"  # the name that the network's own masks have, too
 
 
 def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | None = None) -> int:
@@ -120,6 +124,7 @@ def load(
     kept = file.preprocess or preprocess
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
+        _attach_masks(model, file.tensors)
         fill(model, file.tensors, file.path)
     except BaseException:
         model.remove()
@@ -135,6 +140,8 @@ def domain_state(model: Perturbed) -> dict[str, Tensor]:
         tensors = held.tensors() if model.key.enabled else held.away
         prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
+    if (masks := attached_masks(model)) is not None:
+        out[masks.place + MASKS] = masks.embedding
     return out
 
 
@@ -164,6 +171,15 @@ def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
         state[name].copy_(count)
     for name in needed.keys() - {COUNTS}:
         state[name].copy_(tensors[name])
+
+
+def _attach_masks(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
+    """Put feature masks on that the file has and the network has not: they came with the adaptation (G-SFDA)."""
+    known, modules = domain_state(model), {plain_name(name) for name, _ in model.net.named_modules()}
+    for name, embedding in tensors.items():
+        features = name.removesuffix(MASKS)
+        if name.endswith(MASKS) and name not in known and features in modules and embedding.ndim == 2:
+            attach_masks(model, features, Masks(embedding.shape[1]))
 
 
 def _header(model: Perturbed, source: str | None) -> dict[str, str]:

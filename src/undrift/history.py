@@ -54,6 +54,7 @@ class History:
         bad_images: places of images with NaN or infinity, skipped.
         bad_steps: steps not made because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
+        idle_steps: steps not made because the likelihood asked nothing of their batch.
         model: the network that was adapted; not part of what is saved.
     """
 
@@ -64,6 +65,7 @@ class History:
     bad_images: tuple[int, ...] = ()
     bad_steps: int = 0
     lone_batches: int = 0
+    idle_steps: int = 0
     model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
@@ -81,6 +83,8 @@ class History:
             lines.append(f"{self.bad_steps} steps not made: loss or gradient was not finite")
         if self.lone_batches:
             lines.append(f"{self.lone_batches} batches of one image left out")
+        if self.idle_steps:
+            lines.append(f"{self.idle_steps} steps not made: nothing was asked of their batch")
         if self.verdict is not None:
             lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
         return "\n".join(lines)
@@ -93,6 +97,13 @@ class History:
                 f"{len(self.bad_images)} images hold NaN or infinity and were skipped{named}; {self.bad_steps} steps "
                 "were not made, their loss or gradient not finite. The others went on. Mend or leave out the images "
                 "in history.bad_images; for steps, lower the learning rate.",
+                UndriftWarning,
+                stacklevel=stacklevel,
+            )
+        if self.idle_steps and not self.steps:
+            warnings.warn(
+                f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
+                "return a number for some. Look at its thresholds.",
                 UndriftWarning,
                 stacklevel=stacklevel,
             )
@@ -135,6 +146,7 @@ class History:
             bad_images=tuple(plain["bad_images"]),
             bad_steps=plain["bad_steps"],
             lone_batches=plain["lone_batches"],
+            idle_steps=plain.get("idle_steps", 0),  # older files do not have it
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -41,6 +41,10 @@ def get(name: str, loop: Loop | None = None) -> Method:
         >>> get("vmp:released").options.answer
         'before'
     """
+    if not isinstance(name, str):
+        raise OptionError(
+            f"method is a {type(name).__name__} ({name!r}); needed: a name. undrift.methods.names() lists them."
+        )
     plain_name, _, variant = name.partition(":")
     if plain_name not in METHODS:
         raise OptionError(f"there is no method {name!r}{_suggest(plain_name, METHODS)}. Methods: {', '.join(METHODS)}.")
@@ -56,7 +60,15 @@ def table() -> str:
     lines = ["| method | what changes | when | uncertainty | source-free | needs | variants |", "|" + "---|" * 7]
     for m in METHODS.values():
         when = " and ".join({"stream": "stream", "adapt": "epochs"}[loop] for loop in m.loops)
-        marks = ["yes" if on else "no" for on in (m.uncertainty, m.source_free)]
-        cells = [f"`{m.name}`", m.changes, when, *marks, m.needs or "–", ", ".join(m.variants) or "–"]
+        source_free = "yes" if m.source_free else "no"
+        cells = [
+            f"`{m.name}`",
+            m.changes,
+            when,
+            m.mutual_info,
+            source_free,
+            m.needs or "–",
+            ", ".join(m.variants) or "–",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -1,15 +1,15 @@
 """Put a variational perturbation on anybody's network, and take it off again."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from undrift import layers, norm, table
+from undrift._attached import Attached, Hook, Hooks, attached_to, root_of
 from undrift._compiler import guard_hooks
 from undrift._errors import CannotPerturb, UndriftError
 from undrift._swap import Trained
@@ -17,12 +17,9 @@ from undrift.key import Key
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
 from undrift.select import Choice, choose, matching, plain_name
-from undrift.source import Source
 
 if TYPE_CHECKING:
     from undrift.data.preprocess import Preprocess
-
-Hook = Callable[..., Any]
 
 
 def perturb(
@@ -74,9 +71,32 @@ def perturb(
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
     guard_hooks()
-    model = Perturbed(net, chosen, choices, generator)
+    with torch.inference_mode(False):  # what is made there could never be trained
+        model = Perturbed(net, chosen, choices, generator)
     model.preprocess, model.classes = preprocess, None if classes is None else tuple(classes)
     return model
+
+
+def remove(net: nn.Module) -> nn.Module:
+    """Return the network as it was before it was perturbed, also where the perturbed network itself is lost.
+
+    Examples:
+        >>> net = torch.nn.Linear(3, 2)
+        >>> _ = perturb(net)
+        >>> remove(net) is net
+        True
+    """
+    if isinstance(net, Perturbed):
+        return net.remove()
+    found = attached_to(net) if isinstance(net, nn.Module) else []
+    if not found:
+        raise UndriftError(
+            f"this {type(net).__name__} has no perturbation on it; undrift.remove needs a network that was perturbed. "
+            "If it still has noise, it is a copy of a part of one: copy the whole network, or load its weights anew."
+        )
+    for attached in found:
+        attached.remove()
+    return net
 
 
 class Perturbed(nn.Module):
@@ -100,10 +120,6 @@ class Perturbed(nn.Module):
     ) -> None:
         super().__init__()
         self.options = options
-        self._source = Source(net)
-        self._handles: list[RemovableHandle] = []
-        self._off = 0
-        self._removed = False
         self.net = net
         first = next(p for p in (*net.parameters(), *net.buffers()) if p is not None)
         self.key = Key(first.device, generator)
@@ -112,14 +128,17 @@ class Perturbed(nn.Module):
         self.norms: list[norm.Norm] = []
         self.trained: list[Trained] = []
         self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
-        root: nn.Module = getattr(net, "_orig_mod", net)  # a compiled network calls its original
-        self._before: list[tuple[nn.Module, Hook]] = [(root, self.key.begin)]
-        self._after: list[tuple[nn.Module, Hook]] = []
+        self._before: Hooks = [(root_of(net), self.key.begin)]
+        self._after: Hooks = []
+        self._attached = Attached(net, self.key, self._before, self._after, (self.norms, self.trained))
         self._make_noise(choices)
         self._make_copies()
-        self._after.append((root, self.key.end))
-        self._attach()
-        _live.add(self)
+        self._after.append((root_of(net), self.key.end))
+        self._attached.attach()
+
+    @property
+    def _removed(self) -> bool:
+        return self._attached.removed
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the network returns, noisy."""
@@ -130,15 +149,11 @@ class Perturbed(nn.Module):
     @contextmanager
     def off(self) -> Iterator[nn.Module]:
         """Give the source network, bit for bit, for the length of a `with` block."""
-        self._off += 1
-        if self._off == 1 and not self._removed:
-            self._detach()
+        self._attached.leave()
         try:
             yield self.net
         finally:
-            self._off -= 1
-            if self._off == 0 and not self._removed:
-                self._attach()
+            self._attached.come_back()
 
     @contextmanager
     def mean(self) -> Iterator["Perturbed"]:
@@ -161,19 +176,19 @@ class Perturbed(nn.Module):
 
     def remove(self) -> nn.Module:
         """Take the perturbation off and return the network as it was: outputs, tensors, hooks and flags."""
-        if self._removed:
-            return self.net
-        self._removed = True
-        if not self._off:
-            self._detach()
+        self._attached.remove()
         return self.net
+
+    def give_back(self) -> None:
+        """Let the network have itself back once nobody holds this perturbed network any more."""
+        weakref.finalize(self, self._attached.remove).atexit = False
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
         """Start the noise anew: the same seed gives the same noise, step by step."""
         self.key.reseed(generator)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._off:
+        if self._attached.aside:
             raise UndriftError(
                 "a perturbed network was copied or pickled inside `with model.off():`; the copy would have no noise. "
                 "Copy it outside, or copy model.net alone."
@@ -186,29 +201,6 @@ class Perturbed(nn.Module):
 
     def __repr__(self) -> str:
         return table.render(self)
-
-    def _attach(self) -> None:
-        """Freeze the weights, put the adapted norm state in, hook everything up."""
-        self.key.enabled = True
-        self._source.leave()
-        for held in (*self.norms, *self.trained):
-            held.exchange()
-        # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
-        # input that the layer will get, so it comes after. The order is the same after every off().
-        for module, hook in self._before:
-            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        for module, hook in reversed(self._after):
-            self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
-
-    def _detach(self) -> None:
-        """Undo `_attach`. Hooks go too: some modules (nn.TransformerEncoderLayer) compute differently with hooks on."""
-        self.key.enabled = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for held in (*self.norms, *self.trained):
-            held.exchange()
-        self._source.restore()
 
     def _make_noise(self, choices: list[Choice]) -> None:
         by_weight: dict[int, Noise] = {}
@@ -270,19 +262,16 @@ def slot(layer: str, weight: str) -> str:
     return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"
 
 
-_live: "weakref.WeakSet[Perturbed]" = weakref.WeakSet()
-
-
 def _refuse_second(net: nn.Module) -> None:
-    # A network that is off() has no hooks; a copy of a perturbed one has hooks, and nobody who could be asked.
-    off = {id(m) for model in _live if not model._removed for m in model.net.modules()}
+    # A network that is off() has no hooks, and a copied part of a perturbed one has nothing but hooks.
+    taken = {id(m) for attached in attached_to(net) for m in attached.net.modules()}
     for name, module in net.named_modules():
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
         ours = any(isinstance(getattr(hook, "__self__", None), Key | Noise | Rerun | norm.Norm) for hook in hooks)
-        if isinstance(module, Perturbed) or ours or id(module) in off:
+        if isinstance(module, Perturbed) or ours or id(module) in taken:
             where = f"{type(net).__name__}.{name}" if name else type(net).__name__
             raise CannotPerturb(
                 f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
-                "Use the perturbed network you have, or take it off first: net = model.remove(). A copy of a perturbed "
-                "network carries its noise; copy before perturbing, or copy the model and remove from that."
+                "Use the perturbed network you have, or take it off first: model.remove(), or undrift.remove(net) "
+                "where nobody has the model any more, or where this is a copy, which carries the noise too."
             )

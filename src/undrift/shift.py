@@ -23,7 +23,7 @@ from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
-from undrift.predict import _batches
+from undrift.predict import _batches, finite_rows
 from undrift.prior import initial_log_var
 from undrift.select import plain_name
 
@@ -90,8 +90,8 @@ def a_distance(
 
     ε is the held-out error of a linear classifier (logistic regression) that tells the two domains apart by the layer's
     output, averaged over positions: 0 where they cannot be told apart, 2 where they always can. Each half of the images
-    is classified by what was fitted on the other half, so every image counts once. Of the larger domain only as many
-    images are used as the smaller one has.
+    is classified by what was fitted on the other half, so every image counts once. Of the larger domain as many images
+    are drawn as the smaller one has. Images with NaN or infinite values are left out.
 
     Args:
         net: any network; of a perturbed one, the adapted network without noise.
@@ -100,7 +100,7 @@ def a_distance(
         layers: names of submodules; None takes every convolution, linear and attention layer.
         batch_size: images of a tensor or a domain that are looked at at once.
         penalty: ½·penalty·‖w‖² keeps the classifier finite where the domains are separable.
-        seed: of the two halves.
+        seed: of the two halves, and of what is drawn of the larger domain.
 
     Examples:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 2))
@@ -119,10 +119,15 @@ def a_distance(
             f"one of the domains has {count} images; needed: at least {LEAST} of each, to hold half of them out. Give "
             "more images."
         )
-    return {
-        name: 2 * (1 - 2 * min(domain_error(first[name][:count], second[name][:count], penalty, seed), 0.5))
-        for name in chosen
-    }
+    drawn = {n: (_drawn(first[n], count, seed), _drawn(second[n], count, seed)) for n in chosen}
+    return {name: 2 * (1 - 2 * min(domain_error(*both, penalty, seed), 0.5)) for name, both in drawn.items()}
+
+
+def _drawn(rows: Tensor, count: int, seed: int) -> Tensor:
+    """Return so many rows: the first ones of a data set often are of one class."""
+    if len(rows) == count:
+        return rows
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count].to(rows.device)]
 
 
 def domain_error(one: Tensor, other: Tensor, penalty: float = PENALTY, seed: int = 0) -> float:
@@ -209,6 +214,7 @@ def _chosen(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module
 def _activations(net: nn.Module, chosen: dict[str, nn.Module], images: Any, batch_size: int) -> dict[str, Tensor]:
     """Return each layer's output for all images, averaged over positions: images × channels."""
     seen: dict[str, list[Tensor]] = {name: [] for name in chosen}
+    looked_at = 0
     with ExitStack() as stack:
         stack.enter_context(evaluating(net))
         if isinstance(net, Perturbed):
@@ -217,11 +223,14 @@ def _activations(net: nn.Module, chosen: dict[str, nn.Module], images: Any, batc
         # A loader has batches of its own.
         size = batch_size if isinstance(images, Tensor | FileDomain | TensorDomain) else None
         for batch in _batches(images, size):
-            net(to_device(batch, net))
+            sound = batch[finite_rows(batch)]
+            looked_at += len(sound)
+            if len(sound):
+                net(to_device(sound, net))
     for name, parts in seen.items():
-        if not parts:
-            raise OptionError(f"the network never called {name!r}, or it saw no images. Name layers that it calls.")
-    return {name: torch.cat(parts) for name, parts in seen.items()}
+        if looked_at and not parts:
+            raise OptionError(f"the network never called {name!r}, so it has no output. Name layers that it calls.")
+    return {name: torch.cat(parts) if parts else torch.zeros(0, 1) for name, parts in seen.items()}
 
 
 @contextmanager

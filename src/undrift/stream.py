@@ -2,21 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from operator import length_hint
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from undrift import methods
 from undrift._batches import images_of, to_device
+from undrift._begin import given_back, named
 from undrift._errors import DataError, OptionError
 from undrift._guard import Guard
 from undrift._online import Online
 from undrift._progress import Bar
 from undrift._stream_report import StreamReport
-from undrift._types import Keeper, Watching
+from undrift._types import Deploying, Keeper, Watching
 from undrift.layers import evaluating
 from undrift.likelihood import as_likelihood, entropy
 from undrift.optimise import make_optimiser
@@ -25,6 +25,9 @@ from undrift.perturb import Perturbed
 from undrift.predict import average_sound, finite_rows, some_logits
 from undrift.prediction import Prediction, entropy_of, histogram
 from undrift.scheme import perturb_plain
+
+if TYPE_CHECKING:
+    from undrift.data.preprocess import Preprocess
 
 
 def stream(
@@ -39,6 +42,8 @@ def stream(
     guard: bool = False,
     keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
+    preprocess: "Preprocess | None" = None,
+    classes: Sequence[str] | None = None,
     progress: bool = False,
     **settings: Any,
 ) -> "Stream":
@@ -59,7 +64,8 @@ def stream(
         batches: an iterable of batches (a loader, a camera); labels are not looked at.
         likelihood: what is asked; a callable of logits, or of logits and step. Default: `undrift.entropy`.
         method: a name of `undrift.methods.names("stream")`; perturbs the plain network as that method does and asks
-            what it asks. `Stream.model.remove()` gives the network back.
+            what it asks. `Stream.remove()` gives the network back, as does the end of the Stream where nobody holds
+            its `model`.
         answer: "before", the noisy forward pass that gave the gradient; "after", one after the step; or "samples",
             test_samples draws after the step. Default: the option `answer`.
         lr: learning rate. Default: the option `stream_lr`.
@@ -69,6 +75,8 @@ def stream(
             same images (see `undrift._guard`). Two more forward passes a batch.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: with `method`, makes the noise reproducible.
+        preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go
+            with the model into its file.
         progress: show a progress bar on a terminal.
         **settings: with `method`, options and settings of its likelihood or keepers by name, such as `stream_lr=1e-4`.
 
@@ -87,44 +95,46 @@ def stream(
             f"batches is a {type(batches).__name__}; a stream needs an iterable of batches. "
             "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's (domain.batches(200))."
         )
-    if method is not None:
-        recipe = methods.get(method, "stream")
-        if likelihood is not None or keepers:
-            raise OptionError(
-                f"method={method!r} brings its own likelihood and keepers, and others were given. Give one of the two."
-            )
-        parts = recipe.build(settings)
-        model = perturb_plain(model, parts.options, generator)
-        likelihood, keepers = parts.likelihood, parts.keepers
-        episodic = recipe.episodic if episodic is None else episodic
-    elif settings:
-        raise OptionError(
-            f"{', '.join(settings)}: settings belong to a method, and none was named. Give method=…, or the options to "
-            "undrift.perturb."
-        )
-    if not isinstance(model, Perturbed):
+    given = {"likelihood": likelihood, "keepers": tuple(keepers) or None, "preprocess": preprocess, "classes": classes}
+    begun = named("stream", method, settings, given)
+    if begun is not None:
+        options = begun[1].options
+    elif isinstance(model, Perturbed):
+        options = model.options
+    else:
         raise OptionError(
             f"model is a {type(model).__name__}; a stream adapts a perturbed network. "
             'Perturb it first: undrift.stream(undrift.perturb(net), …); or name a method: method="tent".'
         )
-    chosen = model.options.answer if answer is None else answer
+    chosen = options.answer if answer is None else answer
     if chosen not in get_args(Answer):
         known = get_args(Answer)
         raise OptionError(f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}.")
-    rate = model.options.stream_lr if lr is None else lr
-    if not 0 <= rate < float("inf"):
+    rate: Any = options.stream_lr if lr is None else lr
+    if isinstance(rate, str) or not 0 <= rate < float("inf"):
         raise OptionError(f"lr={rate!r} is not a number from 0 up. The paper's are 7e-5 to 1e-3.")
-    asked = as_likelihood(entropy if likelihood is None else likelihood)
-    with ExitStack() as watched:
+    # Callers often predict under inference_mode, and what is made there could never be trained.
+    with torch.inference_mode(False), ExitStack() as failing, ExitStack() as watched:
+        if begun is not None:
+            recipe, parts = begun
+            model = perturb_plain(model, parts.options, generator, preprocess, classes)
+            failing.enter_context(given_back(model))
+            likelihood, keepers = parts.likelihood, parts.keepers
+            episodic = recipe.episodic if episodic is None else episodic
+        assert isinstance(model, Perturbed)
+        asked = as_likelihood(entropy if likelihood is None else likelihood)
         if isinstance(asked, Watching):
             # First of all: a likelihood may make parameters of its own once it sees the network.
             watched.enter_context(asked.watch(model))
         own = asked.parameters() if isinstance(asked, nn.Module) else ()
-        optimiser = make_optimiser(model, model.options.stream_optimiser, rate, own=own)
+        optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own)
         total = length_hint(batches) or None
         online = Online(model, asked, optimiser, Guard() if guard else None, keepers)
         bar = Bar("stream", total) if progress else None
-        return Stream(online, iter(batches), chosen, bool(episodic), bar, watched.pop_all())
+        going = Stream(online, iter(batches), chosen, bool(episodic), bar, watched.pop_all())
+        if begun is not None:
+            model.give_back()
+        return going
 
 
 class Stream(Iterator[Prediction]):
@@ -195,6 +205,16 @@ class Stream(Iterator[Prediction]):
         self.close()
         self._watched.close()
         return self.model.remove()
+
+    @contextmanager
+    def answering(self) -> Iterator[Perturbed]:
+        """Give the model with the weights that answered, for the length of a `with` block: CoTTA's teacher's.
+
+        Of all other methods they are the model's own.
+        """
+        likelihood = self.online.likelihood
+        with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
+            yield self.model
 
     def __enter__(self) -> "Stream":
         return self

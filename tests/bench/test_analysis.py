@@ -58,7 +58,7 @@ def test_what_is_left_out_is_there(where, network):
 def test_every_cell_has_a_file_of_its_own():
     keys = [cell.key for cell in Analysis().cells(Request())]
     assert len(set(keys)) == len(keys)
-    assert all(key.endswith(".s0") for key in keys)
+    assert all(key.endswith(".s0.float32") for key in keys)
     assert Analysis().cells(Request(tier="A")) == []
 
 

@@ -308,8 +308,10 @@ def test_every_row_runs_tiny_and_one_run_gives_two_pages(tmp_path):
     assert "mean of harmonics" in page
     assert "not run" in page  # the way back
     controls = {cell["row"]: cell for cell in content["cells"]}
-    still = controls["vmp-shot-sigma-0"]["options"]
-    assert (still["init_fraction"], still["train_samples"], still["test_samples"]) == (0.0, 0, 0)
+    still = controls["vmp-shot-sigma-0"]
+    assert (still["options"]["layers"], still["options"]["test_samples"]) == ([], 0)
+    # No layer has noise, and so no log-variance counts: norm affine alone, as in SHOT-BN.
+    assert still["learnables"] == controls["shot-bn"]["learnables"] < controls["vmp-shot:paper"]["learnables"]
 
 
 def test_the_two_harmonic_means_are_those_of_a_report(tmp_path):

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import undrift
 from undrift import methods
-from undrift.bench import NAMES, published
+from undrift.bench import NAMES, Request, Store, find, published
 from undrift.bench.figure import Mark, finding, lines
 from undrift.bench.table import markdown, size, spread
 from undrift.bench.table1 import capabilities, rows
@@ -85,7 +87,7 @@ def test_the_command_lists_names_and_cells(tmp_path: Path, capsys: pytest.Captur
     flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--only", "source,tent", "--seeds", "1"]
     assert main([*flags, "--list", "--json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]
-    assert cells == {f"tiny.continual.{name}.n12.s0": "not run" for name in ("source", "tent")}
+    assert cells == {f"tiny.continual.{name}.n12.s0.float32": "not run" for name in ("source", "tent")}
     assert not list(tmp_path.iterdir())
 
 
@@ -172,3 +174,57 @@ def test_without_cells_nothing_is_claimed(readme: Callable[[list[str]], int], tm
     assert written.count("Not run yet.") == len(marks)
     assert "old" not in written
     assert "|" not in written
+
+
+def test_the_method_page_has_the_table_of_norm_policies() -> None:
+    script = runpy.run_path(str(ROOT / "benchmarks" / "norm_policy.py"))
+    result = json.loads((ROOT / "benchmarks" / "results" / "norm-policy.json").read_text(encoding="utf-8"))
+    assert list(result["errors"]) == list(script["POLICIES"])
+    assert script["table"](result) in (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+
+
+def test_a_norm_policy_is_streamed_and_the_network_is_given_back() -> None:
+    errors = runpy.run_path(str(ROOT / "benchmarks" / "norm_policy.py"))["errors"]
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, 3)
+    )
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    domains = [torch.rand(8, 3, 8, 8), torch.rand(8, 3, 8, 8) / 2]
+    found = errors(net, domains, torch.arange(8) % 3, "train", 4, 2)
+    assert len(found) == 4
+    assert all(value % 12.5 == 0 for value in found)  # per cent of eight images
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_the_collapse_that_pages_tell_of_has_its_record() -> None:
+    record = json.loads(
+        (ROOT / "benchmarks" / "results" / "online-c10-moving-collapse.json").read_text(encoding="utf-8")
+    )
+    assert record["options"]["norm_statistics"] == "moving"
+    assert undrift.Options().norm_statistics == "train"
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    line = next(line for line in page.splitlines() if line.startswith("| `vmp:paper`, moving |"))
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == [
+        f"{100 * domain['error']:.1f}" for domain in record["domains"].values()
+    ]
+    for name in ("results.md", "method.md"):
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert "results/online-c10-moving-collapse.json" in text
+        assert f"{100 * record['error']:.2f} %" in text
+        assert f"{100 * record['source_error_after']:.2f} %" in text
+
+
+def test_a_row_of_which_only_the_error_holds_shows_only_the_error() -> None:
+    text = (ROOT / "benchmarks" / "results" / "online-c10.md").read_text(encoding="utf-8")
+    store = Store(ROOT / "benchmarks" / "results" / "online-c10")
+    bench = find("online-c10")
+    cells = [cell for cell in bench.shown(Request(fast=True)) if store.shown(cell)]  # type: ignore[union-attr]
+    for cell in cells:
+        record = store.shown(cell)
+        assert record is not None
+        line = next(
+            line for line in text.splitlines() if line.startswith((f"| {cell.row.label} ", f"| *{cell.row.label}* "))
+        )
+        parts = [part.strip() for part in line.split("|")[1:-1]]
+        assert ("†" in parts[0]) == ("note" in record)
+        assert (parts[3] == "–") == ("nll" not in record)

@@ -1,6 +1,8 @@
 """CoTTA: steps by hand with teacher, anchor and restoration; the order in which they happen."""
 
 import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,3 +145,42 @@ def test_the_authors_values() -> None:
     assert (parts.options.stream_optimiser, parts.options.stream_lr, parts.options.nesterov) == ("sgd", 0.01, True)
     with pytest.raises(undrift.OptionError, match="views=0"):
         Cotta(views=0)
+
+
+def test_after_the_stream_the_model_is_the_student_and_the_teacher_can_be_deployed(tmp_path: Path) -> None:
+    (x,) = batches(1)
+    going = undrift.stream(network(), batches() * 2, method="cotta", threshold=0.0, pace=0.5, seed=0, stream_lr=0.01)
+    list(going)
+    model, likelihood = going.model, going.online.likelihood
+    assert isinstance(likelihood, Cotta)
+    student = {n: p.detach().clone() for n, p in named_learnables(model).items()}
+    left = undrift.predict(model, x).probs
+    with likelihood.deployed(model) as answering:
+        assert answering is model
+        assert all(torch.equal(p, likelihood.teacher[n]) for n, p in named_learnables(model).items())
+        theirs = undrift.predict(model, x).probs
+        undrift.save(model, tmp_path / "teacher.safetensors")
+    assert not torch.equal(left, theirs)
+    assert all(torch.equal(p, student[n]) for n, p in named_learnables(model).items())
+    assert torch.equal(undrift.predict(model, x).probs, left)
+    with pytest.raises(ZeroDivisionError), likelihood.deployed(model):
+        raise ZeroDivisionError
+    assert torch.equal(undrift.predict(model, x).probs, left)
+    # The next answer of the stream would be that of the network that was saved.
+    state = going.state_dict()
+    again = undrift.load(going.remove(), tmp_path / "teacher.safetensors")
+    assert torch.equal(undrift.predict(again, x).probs, theirs)
+    assert torch.equal(undrift.predict(again, x).probs, _next_answer(state, x))
+
+
+def _next_answer(state: dict[str, Any], x: Tensor) -> Tensor:
+    going = undrift.stream(network(), [x], method="cotta", threshold=0.0, pace=0.5, seed=0, stream_lr=0.01)
+    going.load_state_dict(state)
+    return next(going).probs
+
+
+def test_before_the_first_step_the_network_itself_is_deployed() -> None:
+    going = undrift.stream(network(), batches(), method="cotta")
+    before = {n: p.detach().clone() for n, p in named_learnables(going.model).items()}
+    with going.online.likelihood.deployed(going.model):  # type: ignore[attr-defined]
+        assert all(torch.equal(p, before[n]) for n, p in named_learnables(going.model).items())

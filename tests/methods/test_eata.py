@@ -140,3 +140,34 @@ def test_the_authors_values() -> None:
     assert (options.stream_optimiser, options.stream_lr, options.momentum) == ("sgd", 2.5e-4, 0.9)
     assert not options.nesterov
     assert methods.get("eata:imagenet").stream_batch == 64
+
+
+def test_a_source_image_that_is_not_finite_is_skipped_and_counted() -> None:
+    spoilt = CLEAN.clone()
+    spoilt[3, 0, 0, 0], spoilt[17, 1] = float("nan"), float("inf")
+    going = undrift.stream(network(), batches(), method="eata", source=spoilt, fisher_batch=8, redundancy=NEW)
+    (keeper,) = going.online.keepers
+    assert isinstance(keeper, Fisher)
+    left = [torch.cat([CLEAN[:3], CLEAN[4:8]]), CLEAN[8:16], torch.cat([CLEAN[16:17], CLEAN[18:]])]
+    for got, wanted in zip(keeper.importance.values(), fisher_by_hand(left), strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert keeper.skipped == 2
+    list(going)
+    assert going.report.steps == 3
+    # As many as are asked for, of those that count.
+    first = Fisher([spoilt[:8], spoilt[8:]], fisher_images=8)
+    first.start(undrift.perturb(network(), layers=(), norm_statistics="batch"))
+    for got, wanted in zip(first.importance.values(), fisher_by_hand([left[0], CLEAN[8:9]]), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+class Root(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+
+def test_a_source_without_a_finite_image_or_gradient_is_said() -> None:
+    with pytest.raises(undrift.DataError, match=r"no finite image \(20 with NaN.*needs at least one.*Check"):
+        undrift.stream(network(), batches(), method="eata", source=CLEAN * float("nan"))
+    with pytest.raises(undrift.DataError, match=r"not finite in net.*needs finite ones.*Look at"):
+        undrift.stream(nn.Sequential(Root(), *network()), batches(), method="eata", source=-CLEAN)

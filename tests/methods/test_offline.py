@@ -18,6 +18,7 @@ from undrift._types import Step
 from undrift.keep import MaskedGradients
 from undrift.likelihood import Aad, Gsfda, Hcl, Nrc
 from undrift.likelihood import gsfda as gsfda_module
+from undrift.scheme import perturb_plain
 from undrift.zoo import masked, masks_of
 
 # Untrained networks on random images may well end up with one answer for all; that is not the matter here.
@@ -308,3 +309,71 @@ def test_untrained_masks_come_back_with_a_resumed_run(tmp_path: Path, monkeypatc
         embeddings.append(model.masks.embedding)
     assert torch.equal(*embeddings)
     assert torch.equal(made[0], embeddings[1])
+
+
+def test_untrained_masks_travel_in_the_domain_file_and_follow_the_generator(tmp_path: Path) -> None:
+    embeddings = []
+    for seed, generator in ((1, 7), (2, 7), (2, 8)):
+        torch.manual_seed(seed)
+        fixed = torch.Generator().manual_seed(generator)
+        model = undrift.adapt(network(), images(24), method="gsfda", epochs=1, batch_size=12, generator=fixed).model
+        assert model is not None
+        embeddings.append(model.masks.embedding.detach())
+    assert torch.equal(embeddings[0], embeddings[1])
+    assert not torch.equal(embeddings[1], embeddings[2])
+
+    path, x = tmp_path / "target.safetensors", images(6)
+    answers = undrift.predict(model, x).probs
+    undrift.save(model, path)
+    assert "bottleneck.masks.embedding" in undrift.inspect(path).tensors
+    net = model.remove()
+    plain = undrift.predict(net, x).probs
+    loaded = undrift.load(net, path)
+    assert torch.equal(undrift.predict(loaded, x).probs, answers)
+    assert torch.equal(loaded.masks.embedding, embeddings[2])
+    assert not any(p is loaded.masks.embedding for p in loaded.parameters() if p.requires_grad)
+    undrift.save(loaded, tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+    with loaded.off():
+        assert torch.equal(undrift.predict(net, x).probs, plain)
+    undrift.adapt(loaded, images(24), Gsfda(), 1, batch_size=12, keepers=(MaskedGradients(),))  # no second masks
+    assert torch.equal(loaded.masks.embedding, embeddings[2])
+    assert torch.equal(undrift.predict(loaded.remove(), x).probs, plain)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_bayes_by_backprop_is_free_everywhere_and_with_shot_leaves_the_classifier() -> None:
+    free = perturb_plain(network(), methods.get("bbb").options)
+    assert {n for n, p in free.net.named_parameters() if not p.requires_grad} == set()
+    assert {"classifier", "bottleneck/0", "backbone/0"} <= set(free.noise)
+    assert all(n.log_var.numel() == n.weights for n in free.noises())  # a variance a weight
+
+    going = undrift.stream(network(), [images(12)], method="bbb")
+    before = snapshot(going.model)
+    list(going)
+    moved = {n for n, value in snapshot(going.model).items() if not torch.equal(value, before[n])}
+    assert {"net.classifier.weight", "noise.classifier.log_var"} <= moved
+
+    net = network()
+    before = snapshot(net)
+    model = undrift.adapt(net, images(24), method="bbb-shot", epochs=1, batch_size=12).model
+    assert model is not None
+    assert "classifier" not in model.noise
+    assert not {n for n in changed(model, before) if n.startswith("classifier")}
+    assert {"backbone.0.weight", "bottleneck.0.weight"} <= changed(model, before)
+    shot, bayes, vmp = (methods.get(n).build({}) for n in ("shot", "bbb-shot", "vmp-shot"))
+    assert repr(shot.likelihood) == repr(bayes.likelihood) == repr(vmp.likelihood)
+    assert bayes.options.frozen == vmp.options.frozen
+    assert methods.get("bbb-shot").loops == ("adapt",)
+
+
+def test_the_papers_rates_of_vmp() -> None:
+    rows = {name: methods.get(f"vmp:{name}") for name in ("paper", "cifar100", "imagenet", "released")}
+    found = {n: (m.options.stream_optimiser, m.options.stream_lr, m.stream_batch) for n, m in rows.items()}
+    assert found == {
+        "paper": ("adam", 5e-4, 200),
+        "cifar100": ("adam", 7e-5, 200),
+        "imagenet": ("sgd", 1e-4, 64),
+        "released": ("adam", 7e-5, 120),
+    }
+    assert rows["imagenet"].options.momentum == 0.9

@@ -4,7 +4,10 @@ import copy
 import io
 import math
 import warnings
+from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -383,3 +386,78 @@ def test_source_training_with_the_rotation_loss(tmp_path: Path) -> None:
         next(going)
     with pytest.raises(undrift.OptionError, match="is there already"):
         train_rotation(domain, out, options)
+
+
+class Wrapped(nn.Module):
+    """A network that says its logits in some other way than as a tensor."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, inner = how, small()
+        self.conv1, self.norm1, self.layer2 = inner.conv1, inner.norm1, inner.layer2
+        self.norm2, self.fc = inner.norm2, inner.fc
+
+    def forward(self, x: Tensor) -> Any:
+        logits = Small.forward(self, x)  # type: ignore[arg-type]
+        if self.how == "dict":
+            return {"features": x, "logits": logits}
+        return (logits, x) if self.how == "tuple" else SimpleNamespace(logits=logits)
+
+
+def after_ttt(net: nn.Module, **settings: Any) -> Tensor:
+    torch.manual_seed(3)
+    with pytest.warns(undrift.UndriftWarning, match=UNTRAINED):
+        going = undrift.stream(net, images(4).split(2), method="ttt", views=4, stream_lr=0.05, **settings)
+    return torch.cat([p.probs for p in going])
+
+
+@pytest.mark.parametrize("how", ["dict", "tuple", "object"])
+def test_ttt_takes_logits_however_the_network_says_them(how: str) -> None:
+    assert torch.equal(after_ttt(Wrapped(how)), after_ttt(small()))
+    both = WithRotation(Wrapped(how))
+    assert both.more_loss(images(2)).isfinite()
+
+
+@pytest.mark.parametrize("part", ["all", "stem"])
+def test_ttt_looks_through_torch_compile(part: str) -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU())
+        rest = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 5))
+        return nn.Sequential(OrderedDict(stem=first, middle=nn.Conv2d(4, 4, 3), rest=rest)).eval()
+
+    for split in (None, "stem.0"):
+        other = net()
+        if part == "all":
+            other = torch.compile(other, backend="eager")
+        else:
+            other.stem = torch.compile(other.stem, backend="eager")
+        assert find_split(other, None) == find_split(net(), None) == "middle"
+        assert torch.equal(after_ttt(other, split=split), after_ttt(net(), split=split))
+        torch._dynamo.reset()
+
+
+class Normalising(Small):
+    """A network that normalises its images by itself, in its forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward((x - torch.full((3, 1, 1), 0.5)) / 0.25)
+
+
+class Tokens(Small):
+    """A network that asks for more dimensions than its shared features have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0 * x.sum(3, keepdim=True))
+
+
+def test_what_cannot_run_behind_the_split_by_itself_is_said() -> None:
+    with pytest.raises(
+        undrift.OptionError, match=r"'layer2' cannot be run by itself \(RuntimeError.*nn\.Module.*head="
+    ):
+        after_ttt(Normalising().eval())
+    with pytest.raises(undrift.OptionError, match=r"cannot be run by itself \(IndexError.*needed: .*shape \(2, 8\)"):
+        After(Tokens(), "layer2")(torch.rand(2, 8))
+    net = Normalising().eval()
+    head = nn.Sequential(nn.Flatten(), nn.Linear(8 * 16, 4))
+    list(undrift.stream(net, [images(2)], method="ttt", head=head, views=2))  # a head of one's own will do

@@ -130,7 +130,6 @@ def test_settings_of_the_loss() -> None:
     both = -0.5 * (z.softmax(1) * same.log_softmax(1) + same.softmax(1) * z.log_softmax(1)).sum(1)
     torch.testing.assert_close(loss(augmented=False) - alone, (weights[kept] * both).sum() / 12)
     assert loss(augmented=False, noisy=True) != loss(augmented=False)
-    assert torch.equal(Roid(correct_prior=False).answer(logits), logits)
     with pytest.raises(undrift.OptionError, match="consistency=-1"):
         Roid(-1)
 
@@ -179,3 +178,67 @@ def test_presets_and_values() -> None:
     imagenet = methods.get("roid:imagenet").options
     assert (imagenet.stream_optimiser, imagenet.stream_lr, imagenet.nesterov) == ("sgd", 2.5e-4, True)
     assert methods.get("vmp-roid").uncertainty
+
+
+def test_the_corrected_answer_has_the_authors_scale_by_name_and_the_same_labels() -> None:
+    logits = 4 * torch.randn(64, 10)
+    prior = corrected_prior(logits)
+    answers = {how: Roid(correct_prior=how).answer(logits) for how in ("scaled", "authors", True)}
+    assert torch.equal(answers["authors"], logits * prior)
+    assert torch.equal(answers["scaled"], answers[True])
+    torch.testing.assert_close(answers["scaled"], answers["authors"] * 10)  # q sums to 1: its mean is a tenth
+    assert torch.equal(answers["scaled"].argmax(1), answers["authors"].argmax(1))
+    assert torch.equal(Roid(correct_prior=False).answer(logits), logits)
+    with pytest.raises(undrift.OptionError, match=r"correct_prior='author'.*scaled, authors"):
+        Roid(correct_prior="author")  # type: ignore[arg-type]
+    theirs, ours = (
+        torch.cat([p.probs for p in undrift.stream(network(), batches(), method="roid", seed=0, correct_prior=how)])
+        for how in ("authors", "scaled")
+    )
+    assert torch.equal(theirs.argmax(1), ours.argmax(1))
+    assert (theirs.amax(1) < ours.amax(1)).all()
+
+
+class Pooled(nn.Module):
+    """A network whose last norm layer sees one value a channel of each image."""
+
+    def __init__(self, **how: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 6, 3), nn.BatchNorm1d(6, **how), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(x).mean((2, 3))))
+
+
+@pytest.mark.parametrize("how", [{}, {"track_running_stats": False}])
+@pytest.mark.parametrize("name", ["roid", "vmp-roid"])
+def test_a_batch_of_which_one_image_is_kept_has_no_consistency_term(name: str, how: dict[str, bool]) -> None:
+    alike = torch.cat([images(1).expand(15, -1, -1, -1), 1 - images(1, 1)])
+    settings = {"seed": 0, "generator": torch.Generator().manual_seed(0)}
+    going = undrift.stream(Pooled(**how), [alike, images(16, 2)], method=name, **settings)
+    asked, kept = going.online.likelihood, []
+    other = asked._other
+
+    def noting(step: Step, chosen: Tensor) -> Tensor | None:
+        found = other(step, chosen)
+        kept.append((int(chosen.sum()), found is None))
+        return found
+
+    asked._other = noting  # type: ignore[method-assign]
+    assert [len(p) for p in going] == [16, 16]
+    assert going.report.steps == 2
+    assert kept[0] == (1, True)
+    assert kept[1][0] > 1
+    assert not kept[1][1]
+
+
+def test_one_image_alone_and_kept_statistics_keep_their_consistency_term() -> None:
+    pair = torch.cat([images(1), 1 - images(1, 1)]).double()
+    lone = int(network()(pair).softmax(1).square().sum(1).argmax())  # the surer one is farther from uniform
+    for statistics, x in (("batch", pair[:1]), ("source", pair[[1 - lone] * 15 + [lone]])):
+        model = undrift.perturb(network(), layers=(), norm_statistics=statistics)
+        logits = model(x)
+        kept = weigh(logits.detach(), torch.full((5,), 0.2).double(), 3.0)[1]
+        assert int(kept.sum()) == 1
+        assert Roid(seed=0)(logits, step_on(model, x)) != Roid(0.0)(logits, step_on(model, x))

@@ -96,6 +96,7 @@ def test_what_stays_still_takes_no_part_in_the_climb() -> None:
     assert s.report.steps == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*no norm layer that has them:undrift.UndriftWarning")
 @pytest.mark.parametrize("norm", [nn.GroupNorm, nn.InstanceNorm2d])
 def test_other_norm_layers(norm: type[nn.Module]) -> None:
     going = undrift.stream(Staged(norm), [images(16), images(1)], method="sar", margin=10.0)

@@ -4,9 +4,10 @@
     undrift bench online-c10 --data FOLDER --list      # its cells, and which are finished
     undrift bench online-c10 --data FOLDER --fast --deadline 600
 
-A **cell** is one method on one network in one setting with one seed. Its numbers are a small JSON file under
-`--results`; a finished cell is never run again, so a benchmark grows over days and machines, and merging is copying
-files. Tables and figures are written from the cells that there are; what is missing is "not run".
+A **cell** is one method on one network in one setting with one seed in one precision. Its numbers are a small JSON file
+under `--results`; a finished cell is not run again while its method stays what it is, so a benchmark grows over days
+and machines, and merging is copying files. Tables and figures are written from the cells that there are; what is
+missing is "not run".
 
 **Writing one.** Say which lines the table has (`Row`), which cells were asked for, and how one cell is run; `run` does
 the rest: order, deadline, errors, files.
@@ -17,7 +18,7 @@ the rest: order, deadline, errors, files.
 
         def cells(self, request):                                  # in the table's order
             rows = chosen(self.rows, request.only, request.tier)
-            return [Cell("flips", "wrn40_2", "upside down", row, seed, 1000)
+            return [Cell("flips", "wrn40_2", "upside down", row, seed, 1000, request.precision)
                     for row in rows for seed in seeds_of(row, request.seeds)]
 
         shown = cells                                              # what tables and JSON show
@@ -48,6 +49,8 @@ Then add its line to `NAMES`. `online.py` is a whole one; `table1.py` is one wit
    are never among the reported ones, by mean error at severity 5.
 3. Every method has the same budget for that: one value changed at a time, at most six values of it, on WRN-40-2.
 4. What does not land where it was published is explained, not tuned.
+
+`vmp-roid`'s consistency and `tent-ft`'s rate are exceptions to 2 and 3, which docs/benchmarks.md and the tables name.
 """
 
 import importlib
@@ -56,7 +59,7 @@ from collections.abc import Callable
 from undrift._errors import OptionError
 from undrift.bench.cell import Cell, Row, chosen, in_order, seeds_of
 from undrift.bench.request import CannotRun, Request
-from undrift.bench.run import Benchmark, Outcome, Say, about, listing, run
+from undrift.bench.run import Benchmark, Outcome, Say, about, in_its_precision, listing, row_notes, run
 from undrift.bench.store import Record, Store
 from undrift.options import _suggest
 
@@ -100,8 +103,10 @@ __all__ = [
     "about",
     "chosen",
     "find",
+    "in_its_precision",
     "in_order",
     "listing",
+    "row_notes",
     "run",
     "seeds_of",
 ]

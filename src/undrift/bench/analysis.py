@@ -87,7 +87,8 @@ class Analysis:
             count = TINY_STREAM if request.tiny else IMAGES[trial.where]
             network, place = "tiny" if request.tiny else STREAMS[trial.where].networks[0].name, trial.where
         count = count if request.images is None else min(count, request.images)
-        return Cell(self.name, network, f"{part.name} {place}", trial.row, 0, count)
+        row = replace(trial.row, loop="adapt" if trial.where == "pacs" else "stream")
+        return Cell(self.name, network, f"{part.name} {place}", row, 0, count, request.precision)
 
 
 def _epochs(request: Request) -> int | None:

@@ -9,7 +9,7 @@ from undrift.bench.analysis_parts import DRAWS_IN_TEST, Part, Where
 from undrift.bench.analysis_run import Planned
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN
+from undrift.bench.table import FAILED, NOT_RUN, footnotes
 from undrift.bench.table import markdown as table
 
 TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
@@ -31,6 +31,7 @@ def markdown(planned: Sequence[Planned], store: Store) -> str:
             text += ["\n" + _layers(p, store) for p in mine if store.finished(p.cell)]
         text += [f"\n{part.note}\n"] if part.note else []
         text += [f"- {p.cell.key} failed: {r['failed']}" for p in mine if (r := store.get(p.cell)) and "failed" in r]
+        text += footnotes({p.cell.key: store.all([p.cell]) for p in mine})
     text.append("- One seed each: a difference of less than a point says nothing. “not run”: there is no such cell.")
     return "\n".join(text) + "\n"
 

@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from undrift._errors import OptionError
+from undrift._method import Loop
+from undrift.options import _suggest
+
 Tier = Literal["A", "B"]
+Precision = Literal["bf16", "float32"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,8 @@ class Row:
         cost: time of a step in steps of Tent, roughly; for the guess of how long an unknown cell takes.
         why: for a control, what it asks.
         title: what tables call it; empty is the name.
+        note: what a reader of its number has to know; a footnote of the tables.
+        loop: the one that runs it: "stream" or "adapt".
     """
 
     name: str
@@ -31,6 +38,8 @@ class Row:
     cost: float = 1.0
     why: str = ""
     title: str = ""
+    note: str = ""
+    loop: Loop = "stream"
 
     @property
     def label(self) -> str:
@@ -49,6 +58,7 @@ class Cell:
         row: the line of the table it belongs to.
         seed: of the images' order and of the noise.
         images: of each domain; a cell of fewer images is another cell.
+        precision: "bf16" (`--fast`, what the tables are made with), or "float32", which the file's name then says.
 
     Examples:
         >>> Cell("online-c10", "wrn40_2", "continual", Row("tent", "tent"), 0, 10_000).key
@@ -61,18 +71,28 @@ class Cell:
     row: Row
     seed: int
     images: int
+    precision: Precision = "bf16"
 
     @property
     def key(self) -> str:
         """A name that is stable between machines and versions, and fit for a file."""
-        parts = (self.network, self.setting, self.row.name, f"n{self.images}", f"s{self.seed}")
+        parts: tuple[str, ...] = (self.network, self.setting, self.row.name, f"n{self.images}", f"s{self.seed}")
+        parts += () if self.precision == "bf16" else (self.precision,)  # seeds of both lie side by side, never averaged
         return ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", part) for part in parts)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a finished record has to agree with to be this cell's."""
-        named = {name: value for name, value in asdict(self).items() if name != "row"}
-        return named | {"row": self.row.name, "method": self.row.method, "settings": dict(self.row.settings)}
+        """What a finished record has to agree with to be this cell's.
+
+        `resolved` is a hash of all that the row comes to with every default filled in: where a default changes, the
+        record is of another method, and the cell is run again.
+        """
+        from undrift.bench.resolved import fingerprint  # imports every method
+
+        row = self.row
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "row"}
+        named |= {"row": row.name, "method": row.method, "settings": dict(row.settings)}
+        return named | {"resolved": fingerprint(row.method, row.settings, row.loop)}
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:
@@ -86,7 +106,17 @@ def seeds_of(row: Row, seeds: int) -> range:
 
 
 def chosen(rows: Sequence[Row], only: Sequence[str], tier: str | None) -> list[Row]:
-    """Return the rows asked for: of a tier, by name, or by a method's name with or without its variant (no control)."""
+    """Return the rows asked for: of a tier, by name, or by a method's name with or without its variant (no control).
+
+    A name that no row answers to is an error: the call would run nothing, or less than was meant.
+    """
+    known = list(dict.fromkeys(name for row in rows for name in (row.name, *sorted(_names(row)))))
+    for name in only:
+        if name not in known:
+            raise OptionError(
+                f"there is no row or method {name!r} here{_suggest(name, known)}; needed: one of {', '.join(known)}. "
+                "Choose among these."
+            )
     of_tier = [row for row in rows if tier in (None, row.tier)]
     return [row for row in of_tier if not only or _names(row) & set(only)]
 

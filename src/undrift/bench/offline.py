@@ -68,7 +68,8 @@ class Offline:
         row = of_task(row, task)
         if ":" not in row.method:  # authors' values for this data set, where they give some
             row = replace(row, method=variant(row.method, made_of.dataset.name))
-        return [Cell(self.name, made_of.network, task.name, row, s, count) for s in seeds_of(row, request.seeds)]
+        place = (self.name, made_of.network, task.name, row)
+        return [Cell(*place, seed, count, request.precision) for seed in seeds_of(row, request.seeds)]
 
     def shown(self, request: Request) -> list[Cell]:
         """Return every cell that there can be, of all data sets."""

@@ -36,9 +36,13 @@ class Page:
         """Return what is finished of them."""
         return self.store.all(self.cells(row, task))
 
+    def of_row(self, row: Row) -> list[Record]:
+        """Return what is finished of a row, task by task."""
+        return [record for task in self.tasks for record in self.records(row, task)]
+
     def all(self) -> list[Record]:
         """Return everything that is finished."""
-        return [record for row in self.bench.rows for task in self.tasks for record in self.records(row, task)]
+        return [record for row in self.bench.rows for record in self.of_row(row)]
 
     def failures(self) -> dict[str, str]:
         """Return for each row of which something failed how often it did, and the first message."""

@@ -14,7 +14,7 @@ from undrift.bench.published import PAPER, SOURCE_USING
 from undrift.bench.request import Request
 from undrift.bench.run import about
 from undrift.bench.store import Store
-from undrift.bench.table import FAILED, NOT_RUN, Column, median, size, spread
+from undrift.bench.table import FAILED, NOT_RUN, Column, footnotes, marked, median, size, spread
 from undrift.bench.table import markdown as table
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def markdown(bench: "Offline", store: Store, request: Request) -> str:
         ]
         text.append(_by_task(page))
         text += [f"- {row} failed {where}" for row, where in page.failures().items()]
+        text += footnotes({row.label: page.of_row(row) for row in bench.rows})
         text += [f"\n{page.dataset.note}\n"] if page.dataset.note else []
     text.append(_notes(bench))
     return "\n".join(text)
@@ -67,8 +68,8 @@ def _summary(page: Page) -> str:
     rows = [_source_using(page, name, len(header), len(groups)) for name in SOURCE_USING if _has_paper(page)]
     for row in page.bench.rows:
         tasks = page.main if page.done(row, page.main) else page.tasks
-        records = [record for task in page.tasks for record in page.records(row, task)]
-        line = [title(row), *(page.text(row, group, "accuracy") for group in groups.values())]
+        records = page.of_row(row)
+        line = [marked(title(row), records), *(page.text(row, group, "accuracy") for group in groups.values())]
         if _has_paper(page):
             said = page.paper(row)
             line.append("–" if said is None else str(said))

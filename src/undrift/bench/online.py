@@ -88,7 +88,7 @@ class Online:
         self, request: Request, networks: tuple[str, ...], settings: tuple[str, ...], rows: list[Row]
     ) -> list[Cell]:
         return [
-            Cell(self.name, network, setting.name, row, seed, self.count(setting, request))
+            Cell(self.name, network, setting.name, row, seed, self.count(setting, request), request.precision)
             for setting in self.settings
             if setting.name in settings
             for network in networks

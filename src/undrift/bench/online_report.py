@@ -13,7 +13,7 @@ from undrift.bench.request import Request
 from undrift.bench.run import about
 from undrift.bench.settings import Setting
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, Column, field, median, size, spread
+from undrift.bench.table import FAILED, NOT_RUN, Column, field, footnotes, marked, median, size, spread
 from undrift.bench.table import markdown as table
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ HOW = (
     "Mean ± standard deviation over seeds; error, NLL and ECE are means over corruptions. Seed 0 takes the images in "
     "their files' order, other seeds permute them within each corruption; the seed is also that of the method's own "
     "randomness. Time is the median of single batches, memory the peak without the images. Clean error after: of the "
-    "network as the stream left it, on clean test images."
+    "network as the stream left it, on clean test images, asked as it answered the stream (the mean network, or draws)."
 )
 
 
@@ -50,7 +50,7 @@ class Part:
         """Return the cells of a line, one a seed."""
         images = self.bench.count(self.setting, self.request)
         place = (self.bench.name, self.network.name, self.setting.name, row)
-        return [Cell(*place, seed, images) for seed in seeds_of(row, self.request.seeds)]
+        return [Cell(*place, seed, images, self.request.precision) for seed in seeds_of(row, self.request.seeds)]
 
     def records(self, row: Row) -> list[Record]:
         """Return what is finished of a line."""
@@ -127,12 +127,13 @@ def _part(part: Part) -> list[str]:
             cells = [column.text(records) for column in COLUMNS] + [str(len(records))]
         else:
             cells = [FAILED if row.name in failures else NOT_RUN] + [""] * len(COLUMNS)
-        rows.append([_name(row), mark, *cells])
+        rows.append([marked(_name(row), records), mark, *cells])
     header[1], header[2] = header[2], header[1]  # our number first, the published one beside it
     for row_cells in rows:
         row_cells[1], row_cells[2] = row_cells[2], row_cells[1]
     text = [f"## {part.network.title}: {part.setting.title}\n", about(part.all()) + "\n", table(header, rows)]
     text += [f"- {name} failed: {message}" for name, message in failures.items()]
+    text += footnotes({row.label: part.records(row) for row in part.bench.rows})
     if part.all():
         text += ["\nError % by corruption, published values in brackets:\n", _by_corruption(part)]
     return text
@@ -170,6 +171,7 @@ def _notes(bench: "Online") -> str:
     lines = [
         HOW,
         *(f"{row.label}: a control; {row.why} It runs with {_settings(row)}." for row in bench.rows if row.control),
+        *(f"{row.label}: {row.note}" for row in bench.rows if row.note),
         *(f"Published by {source}: {', '.join(names)}." for source, names in sources.items()),
         *([bench.note] if bench.note else []),
     ]

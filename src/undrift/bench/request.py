@@ -32,8 +32,9 @@ class Request:
         fast: channels-last and bfloat16.
         weights: source networks' files by the network's name.
         frost: a folder of frost pictures, where the package that holds them is not installed.
-        extra: values that one benchmark alone knows, by name; "shared" says that the machine has other work too, so
-            that no times are written down.
+        extra: values that one benchmark alone knows, by name; "head" and "posterior" are files of what TTT and BACS
+            need from source training, "shared" says that the machine has other work too, so that no times are written
+            down.
     """
 
     data: Path = Path()
@@ -60,6 +61,11 @@ class Request:
             raise OptionError(
                 f"seeds={self.seeds} and images={self.images}; needed: at least one seed and two images. Raise them."
             )
+
+    @property
+    def precision(self) -> Literal["bf16", "float32"]:
+        """What cells are computed in."""
+        return "bf16" if self.fast else "float32"
 
     @property
     def place(self) -> torch.device:

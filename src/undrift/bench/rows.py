@@ -17,6 +17,18 @@ VMP_RATES: dict[str, dict[str, Any]] = {
     "imagenet": {"stream_optimiser": "sgd", "stream_lr": 1e-4},
 }
 
+# What readers have to know of a row's values; see docs/benchmarks.md.
+NOTES = {
+    "vmp-roid": "its doubled consistency was taken from a prototype's numbers on CIFAR-10-C itself, not from a search "
+    "on the development corruptions.",
+    "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error), not "
+    "from a search on the development corruptions.",
+    "ttt": "its authors start every corruption from the source; here, as every row, it is never reset between them. It "
+    "runs with a head that was trained with the source network, and with nothing else: `--set head=FILE`.",
+    "bacs": "it runs with a posterior that was collected at source training, and with nothing else: "
+    "`--set posterior=FILE`.",
+}
+
 
 def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]:
     """Return the rows for a data set ("cifar10", "cifar100", "imagenet"), in the table's order.
@@ -27,7 +39,7 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
     rate = VMP_RATES[data]
 
     def own(name: str, cost: float = 1.0, **how: Any) -> Row:
-        return Row(name, variant(name, data, get), cost=cost, **how)
+        return Row(name, variant(name, data, get), cost=cost, note=NOTES.get(name, ""), **how)
 
     def control(name: str, title: str, method: str, why: str, cost: float, **changes: Any) -> Row:
         return Row(name, method, rate | changes, control=True, cost=cost, why=why, title=title)

@@ -4,8 +4,9 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +21,8 @@ from undrift.bench.store import Record, Store
 Say = Callable[[str], None]
 RunCell = Callable[[Cell, Bar], Mapping[str, Any]]
 MARGIN = 1.1  # a guess that is a little short should not overrun a machine that goes away
+LEFT = ("not run", "stale")
+MOST_WARNINGS = 5  # of one cell: a method that warns at every batch with another number says the same
 
 
 @runtime_checkable
@@ -88,7 +91,7 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
                 continue
             bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
             _one(cell, run_cell, store, request, outcome, bar, say)
-    outcome.left = sum(store.state(cell) == "not run" for cell in cells)
+    outcome.left = sum(store.state(cell) in LEFT for cell in cells)
     _write(benchmark, store, request, outcome)
     return outcome
 
@@ -96,8 +99,8 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
 def tables(benchmark: Benchmark, request: Request) -> Outcome:
     """Write JSON, Markdown and figures from the cells that are there, and run none; needs neither data nor networks."""
     store = Store(request.results / benchmark.name)
-    states = [store.state(cell) for cell in benchmark.cells(request)]
-    outcome = Outcome(kept=states.count("finished"), left=states.count("not run"))
+    states = [store.state(cell) for cell in benchmark.cells(in_its_precision(benchmark, store, request))]
+    outcome = Outcome(kept=states.count("finished"), left=sum(states.count(state) for state in LEFT))
     _write(benchmark, store, request, outcome)
     return outcome
 
@@ -122,6 +125,11 @@ def guessed_seconds(cell: Cell, cells: Sequence[Cell], store: Store) -> float:
     return statistics.median(rates) * cell.row.cost * cell.images if rates else 0.0
 
 
+def row_notes(benchmark: Benchmark, request: Request) -> dict[str, str]:
+    """Return what a reader has to know of the rows asked for, by their names."""
+    return {cell.row.name: cell.row.note for cell in benchmark.cells(request) if cell.row.note}
+
+
 def _but_seed(cell: Cell) -> tuple[Any, ...]:
     return cell.network, cell.setting, cell.row, cell.images
 
@@ -130,10 +138,9 @@ def _one(cell: Cell, run_cell: RunCell, store: Store, request: Request, outcome:
     """Run one cell and keep what came of it."""
     about = machine(request.place) | {"fast": request.fast}
     begun = time.monotonic()
+    heard: list[str] = []
     try:
-        with warnings.catch_warnings():
-            # A method that collapses says so at length; here its error says it.
-            warnings.simplefilter("ignore", UndriftWarning)
+        with hearing(heard):
             numbers = dict(run_cell(cell, bar))
     except CannotRun as reason:
         if str(reason) not in outcome.lacking:  # once: it is the same for many cells
@@ -142,22 +149,56 @@ def _one(cell: Cell, run_cell: RunCell, store: Store, request: Request, outcome:
         return
     except Exception as error:  # of any kind: one method's bug must not cost the others their numbers
         message = f"{type(error).__name__}: {error}"
-        store.put(cell, about | {"failed": message})
+        store.put(cell, about | {"failed": message, "warnings": heard})
         outcome.failed += 1
         say(f"{cell.key}: failed: {message}")
         return
     finally:
         bar.advance(1)
-    store.put(cell, {**about, "seconds": time.monotonic() - begun, **numbers})
+    store.put(cell, {**about, "seconds": time.monotonic() - begun, **numbers, "warnings": heard})
     outcome.ran += 1
     headline = numbers.get("error", numbers.get("accuracy"))
     text = "" if headline is None else f"{'error' if 'error' in numbers else 'accuracy'} {100 * headline:.2f} %, "
     say(f"{cell.key}: {text}{time.monotonic() - begun:.1f} s")
 
 
+@contextmanager
+def hearing(heard: list[str]) -> Iterator[None]:
+    """Take down what undrift warns of, each message once, instead of printing it; other warnings go their way."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UndriftWarning)
+        try:
+            yield
+        finally:
+            ours = [w for w in caught if issubclass(w.category, UndriftWarning)]
+            messages = list(dict.fromkeys(str(w.message) for w in ours))
+            heard += messages[:MOST_WARNINGS]
+            if len(messages) > MOST_WARNINGS:
+                heard.append(f"and {len(messages) - MOST_WARNINGS} more warnings")
+    for other in caught:
+        if other not in ours:
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+
+
+def in_its_precision(benchmark: Benchmark, store: Store, request: Request) -> Request:
+    """Return the request whose precision there is anything in to show: the one asked for, or else the other.
+
+    So tables of bfloat16 cells are written without `--fast`, too, and no table averages the two.
+    """
+    other = replace(request, fast=not request.fast)
+    mine = any(store.shown(cell) for cell in benchmark.shown(request))
+    return request if mine or not any(store.shown(cell) for cell in benchmark.shown(other)) else other
+
+
 def _write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome) -> None:
+    request = in_its_precision(benchmark, store, request)
     shown = benchmark.shown(request)
+    keys = {cell.key for cell in shown}
+    aside = [cell for cell in benchmark.shown(replace(request, fast=not request.fast)) if cell.key not in keys]
     outcome.text = benchmark.markdown(store, request)
+    if left_out := len(store.all(aside)):
+        outcome.text += f"- {left_out} finished cells in {aside[0].precision} are not in these tables; "
+        outcome.text += f"{'leave --fast out' if request.fast else '--fast'} to see them.\n"
     request.results.mkdir(parents=True, exist_ok=True)
     place = request.results / benchmark.name
     content = {"benchmark": benchmark.name, "cells": store.all(shown)}

@@ -40,12 +40,9 @@ class Store:
 
     def get(self, cell: Cell) -> Record | None:
         """Return the record of a cell, failed or finished, or None; one made with other settings is not its own."""
-        if cell.key not in self._read:
-            place = self._place(cell)
-            if not place.is_file():
-                return None
-            self._read[cell.key] = _load(place)
-        record = self._read[cell.key]
+        record = self._file(cell)
+        if record is None:
+            return None
         wanted = json.loads(json.dumps(cell.identity))
         return record if all(record.get(name) == value for name, value in wanted.items()) else None
 
@@ -55,13 +52,36 @@ class Store:
         return None if record is None or "failed" in record else record
 
     def state(self, cell: Cell) -> str:
-        """Return "finished", "failed" or "not run"."""
-        record = self.get(cell)
-        return "not run" if record is None else "failed" if "failed" in record else "finished"
+        """Return "finished", "failed", "stale" (finished, and the method changed since) or "not run"."""
+        record, file = self.get(cell), self._file(cell)
+        if record is not None:
+            return "failed" if "failed" in record else "finished"
+        return "not run" if file is None or "failed" in file else "stale"
+
+    def shown(self, cell: Cell) -> Record | None:
+        """Return what tables show of a cell: its finished record, or a stale one that carries a `note`.
+
+        Such a note says what of the record still holds; the numbers it names in `withheld` are left out.
+        """
+        record = self.finished(cell)
+        if record is None and self.state(cell) == "stale":
+            record = self._file(cell)
+            record = record if record is not None and "note" in record else None
+        withheld = () if record is None else record.get("withheld", ())
+        return record if not withheld or record is None else {n: v for n, v in record.items() if n not in withheld}
 
     def all(self, cells: Iterable[Cell]) -> list[Record]:
-        """Return the finished records of these cells, in order."""
-        return [record for cell in cells if (record := self.finished(cell)) is not None]
+        """Return what tables show of these cells, in order."""
+        return [record for cell in cells if (record := self.shown(cell)) is not None]
+
+    def _file(self, cell: Cell) -> Record | None:
+        """Return what the cell's file holds, whoever it is of."""
+        if cell.key not in self._read:
+            place = self._place(cell)
+            if not place.is_file():
+                return None
+            self._read[cell.key] = _load(place)
+        return self._read[cell.key]
 
     def _place(self, cell: Cell) -> Path:
         return self.folder / f"{cell.key}.json"

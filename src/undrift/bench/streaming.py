@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import hashlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -22,12 +23,18 @@ from undrift.bench.quickly import quickly, trial
 from undrift.bench.request import CannotRun, Request
 from undrift.bench.settings import Plan, Setting, plan
 from undrift.data import Preprocess, TensorDomain
+from undrift.options import Options
 
 if TYPE_CHECKING:
     from undrift.bench.online import Online
 
 SHOWN_EVERY = 25  # batches; each look at the running error waits for the device
 SOURCE_SETTINGS = ("source", "source_images")  # how a method asks for source images
+TRAINED = {
+    "head": "a rotation head that was trained with the source network: undrift.train.train_rotation writes one",
+    "posterior": "a posterior over the source network's weights: undrift.train.collect_moments(…).save writes one",
+}
+"""Settings that name a part from source training; without it a method runs on an untrained one, and says nothing."""
 FEW_CLEAN = 2000
 SOURCE_IMAGES = 2000  # as many as EATA's authors take
 
@@ -80,11 +87,15 @@ class Streaming:
                 if number % SHOWN_EVERY == 0:
                     bar.advance(0, error=f"{100 * scoring.error():.1f} %")
             peak, model = memory.peak(), stream.model
-            forgotten = self._clean_error(model, feed)
+            samples = clean_samples(model.options)
+            with stream.answering():
+                forgotten = self._clean_error(model, feed, samples)
         corruptions = self.benchmark.corruptions
         numbers = means({corruptions[d]: scores for d, scores in scoring.scores().items()})
         return numbers | {
             "source_error_after": forgotten,
+            "clean_samples": samples,
+            "trained": {name: _sha256(settings[name]) for name in TRAINED if name in settings},
             "milliseconds": None if "shared" in self.request.extra else clock.milliseconds,
             "peak_mib": peak,
             "learnables": learnables(model),
@@ -106,21 +117,34 @@ class Streaming:
         return Feed(images, labels, laid_out, network.preprocess, self.device, self.request.fast, size)
 
     def _needed(self, cell: Cell) -> dict[str, Any]:
-        """Return what a method asks for: the network's preprocessing, or clean test images without labels."""
+        """Return what a method asks for: preprocessing, trained parts, or clean test images without labels."""
         try:
             known = undrift.methods.get(cell.row.method, "stream").settings()
         except OptionError as error:
             raise CannotRun(str(error)) from error
         network = next(n for n in self.benchmark.networks if n.name == cell.network)
         needed: dict[str, Any] = {"preprocess": network.preprocess} if "preprocess" in known else {}
+        parts = [name for name in known if name in TRAINED and name not in cell.row.settings]
+        needed |= {name: self._trained(cell, name) for name in parts}
         asked = [name for name in known if name in SOURCE_SETTINGS]
         if asked:
             images = self.clean.images[:SOURCE_IMAGES].to(self.device)
             needed[asked[0]] = [network.preprocess.normalise(part) for part in images.split(self.benchmark.batch)]
         return needed
 
-    def _clean_error(self, model: nn.Module, feed: "Feed") -> float:
-        """Return the error on clean source images of the network as the stream left it."""
+    def _trained(self, cell: Cell, name: str) -> Path:
+        """Return the file of a part from source training that a method cannot do without."""
+        given = self.request.extra.get(name)
+        if given is None or not Path(given).is_file():
+            found = f"no {name} was given" if given is None else f"{given} is no file"
+            raise CannotRun(
+                f"{found}; {cell.row.method} needs {TRAINED[name]}. Give it with --set {name}=FILE, one network at a "
+                f"time (--networks {cell.network})."
+            )
+        return Path(given)
+
+    def _clean_error(self, model: nn.Module, feed: "Feed", samples: int) -> float:
+        """Return the error on clean source images of the network as the stream left it, with so many draws."""
         labels = self.clean.labels
         assert labels is not None
         wanted = self.request.images  # fewer than all: then a part of the clean ones will do, too
@@ -129,7 +153,7 @@ class Streaming:
         for start in range(0, count, self.benchmark.batch):
             some = slice(start, min(start + self.benchmark.batch, count))
             raw = self.clean.images[some].to(self.device, non_blocking=True)
-            answer = undrift.predict(model, feed.ready(raw))
+            answer = undrift.predict(model, feed.ready(raw), samples)
             truth = labels[some].to(self.device, non_blocking=True)
             scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
         return scoring.error()
@@ -173,6 +197,23 @@ class Feed:
             assert self._ready is not None, "a batch is made ready before the stream asks for it"
             ready, self._ready = self._ready, None
             yield ready
+
+
+def clean_samples(options: Options) -> int:
+    """Return with how many draws a stream with these options answered; 0 is the mean network.
+
+    Examples:
+        >>> clean_samples(Options(test_samples=10)), clean_samples(Options(answer="before", train_samples=0))
+        (10, 0)
+    """
+    if not options.layers:
+        return 0
+    return {"before": options.train_samples, "after": 1, "samples": options.test_samples}[options.answer]
+
+
+def _sha256(file: Path) -> str:
+    """Return which file a trained part came from: its name and the start of its hash."""
+    return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
 
 
 def _file_bytes(model: Any) -> int | None:

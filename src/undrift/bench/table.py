@@ -1,7 +1,7 @@
 """Markdown tables of records: a mean and a deviation over seeds, and "not run" where there is nothing."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from undrift.bench.store import Record
 
 NOT_RUN = "not run"
 FAILED = "failed"
+DAGGER = "†"  # behind the name of a row whose record carries a note
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,33 @@ def size(numbers: Sequence[float]) -> str:
     """Return bytes as kB or MB."""
     count = statistics.median(numbers)
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+def marked(name: str, records: Sequence[Record]) -> str:
+    """Return a row's name, with a dagger where a record of it carries a note.
+
+    Examples:
+        >>> marked("roid", [{"note": "error only"}]), marked("tent", [{}])
+        ('roid †', 'tent')
+    """
+    return f"{name} {DAGGER}" if any("note" in record for record in records) else name
+
+
+def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Return the lines under a table: what its records' notes say, and what was warned of while they were made.
+
+    Args:
+        records: of each row, by the name that the table calls it.
+    """
+    noted: dict[str, list[str]] = {}
+    warned: dict[str, list[str]] = {}
+    for name, found in records.items():
+        for text in dict.fromkeys(record["note"] for record in found if "note" in record):
+            noted.setdefault(text, []).append(name)
+        for text in dict.fromkeys(message for record in found for message in record.get("warnings", ())):
+            warned.setdefault(text, []).append(name)
+    lines = [f"- {DAGGER} {', '.join(names)}: {text}" for text, names in noted.items()]
+    return lines + [f"- {', '.join(names)} warned: {' '.join(text.split())}" for text, names in warned.items()]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -48,14 +48,17 @@ def run(
     ] = None,
     frost: Annotated[Path | None, typer.Option(help="Folder of frost pictures.", metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    list_only: Annotated[bool, typer.Option("--list", help="Say which cells are finished, and run none.")] = False,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Say which cells are finished or stale, and run none.")
+    ] = False,
     tables_only: Annotated[
         bool, typer.Option("--tables", help="Write tables and figures from the finished cells, and run none.")
     ] = False,
 ) -> dict[str, Any]:
     """Run a benchmark: every method on the same footing, published numbers beside ours.
 
-    A finished cell (a method, network, setting and seed) is never run again: stopped, the same command goes on.
+    A finished cell (a method, network, setting, seed and precision) is run again only where the method or a default of
+    it changed since ("stale"): stopped, the same command goes on.
 
     Example: undrift bench table1
     """
@@ -90,7 +93,10 @@ def run(
         cells = bench.listing(found, request) if isinstance(found, bench.Benchmark) else []
         for key, state in cells:
             session.say(f"{state:<8}  {key}")
-        return {"cells": dict(cells)}
+        notes = bench.row_notes(found, request) if isinstance(found, bench.Benchmark) else {}
+        for row, note in notes.items():
+            session.say(f"{row}: {note}")
+        return {"cells": dict(cells), "notes": notes}
     session.kept = f"Finished cells stay in {results}; the same command goes on from there."
     if tables_only:
         outcome = _tables(name, found, request)

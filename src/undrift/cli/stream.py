@@ -125,7 +125,8 @@ def run(
     session.say(str(going.report))
     wrote = [session.wrote(answers)]
     if out is not None:
-        save(perturbed, out, source=opened.source.name)
+        with going.answering() as answered:
+            save(answered, out, source=opened.source.name)
         wrote.append(session.wrote(out))
     return {
         "wrote": wrote,

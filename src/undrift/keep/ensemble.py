@@ -19,6 +19,9 @@ class Ensemble(Keeper):
             raise OptionError(f"ensemble={ensemble!r} is not in [0, 1]. ROID's is 0.99; 1 never goes back.")
         self.ensemble = ensemble
 
+    def __repr__(self) -> str:
+        return f"Ensemble(ensemble={self.ensemble})"
+
     @torch.no_grad()
     def after(self, model: Perturbed, loss: float) -> None:  # noqa: ARG002
         """Draw the network back to its source."""

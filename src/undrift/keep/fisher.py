@@ -14,7 +14,7 @@ from undrift._types import Keeper, named_learnables, named_sources
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
-from undrift.predict import forward
+from undrift.predict import finite_rows, forward
 
 
 class Fisher(Keeper):
@@ -23,7 +23,8 @@ class Fisher(Keeper):
         F = mean_b (∂/∂θ mean_{i in b} CE(p_i, argmax p_i))²
 
     Squared is the batch's mean gradient, as EATA's authors do it, so the size of the source batches matters. The mean
-    network looks at them as it does at the target: norm layers with batch statistics take the source batch's.
+    network looks at them as it does at the target: norm layers with batch statistics take the source batch's. Images
+    with NaN or infinite values are skipped and counted.
 
     Args:
         source: clean source images: a tensor, an `undrift.data` domain, or batches (a loader; labels are not read).
@@ -33,6 +34,7 @@ class Fisher(Keeper):
 
     Attributes:
         importance: F, by the name of the parameter.
+        skipped: source images that were not finite.
     """
 
     def __init__(
@@ -55,13 +57,18 @@ class Fisher(Keeper):
             )
         self.source, self.beta, self.fisher_images, self.fisher_batch = source, beta, fisher_images, fisher_batch
         self.importance: dict[str, Tensor] = {}
+        self.skipped = 0
+
+    def __repr__(self) -> str:
+        # Without the images: what was measured on them travels in the state.
+        return f"Fisher(beta={self.beta}, fisher_images={self.fisher_images}, fisher_batch={self.fisher_batch})"
 
     def start(self, model: Perturbed) -> None:
         """Measure F on the source images."""
         trained = named_learnables(model)
         parameters = list(trained.values())
         sums = [torch.zeros_like(p) for p in parameters]
-        batches = 0
+        batches = self.skipped = 0
         if parameters:
             with torch.inference_mode(False), torch.enable_grad(), evaluating(model), keeping_noise(model.key):
                 for images in self._batches():
@@ -74,18 +81,29 @@ class Fisher(Keeper):
                             total += gradient.square()
                     batches += 1
             if batches == 0:
-                raise DataError("source has no batch; the Fisher term needs at least one image. Check the loader.")
+                found = f"no finite image ({self.skipped} with NaN or infinity)" if self.skipped else "no batch"
+                raise DataError(f"source has {found}; the Fisher term needs at least one image. Check the loader.")
         self.importance = {name: total / batches for name, total in zip(trained, sums, strict=True)}
+        # Here, once: afterwards every loss would be NaN, and every step be left out without a word about the source.
+        if wrong := [name for name, value in self.importance.items() if not bool(value.isfinite().all())]:
+            raise DataError(
+                f"the squared gradients of the source images' loss are not finite in {wrong[0]} ({len(wrong)} in all); "
+                "the Fisher term needs finite ones. Look at what the network answers to the source images: their "
+                "preprocessing may be another than its own, or half precision too narrow."
+            )
 
     def _batches(self) -> Iterator[Tensor]:
-        """Yield the source images, no more than are asked for."""
+        """Yield the finite source images, no more than are asked for."""
         source, left = self.source, self.fisher_images
         if isinstance(source, Tensor):
             source = source.split(self.fisher_batch)
         elif isinstance(source, FileDomain | TensorDomain):
             source = source.named_batches(self.fisher_batch)
         for item in source:
-            images = images_of(item)[:left]
+            images = images_of(item)
+            sound = finite_rows(images)
+            self.skipped += len(images) - int(sound.sum())
+            images = images[sound][:left]
             if len(images):
                 yield images
             left -= len(images)

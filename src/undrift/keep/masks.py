@@ -30,6 +30,9 @@ class MaskedGradients(Keeper):
         self._rows: list[nn.Parameter] = []
         self._columns: list[nn.Parameter] = []
 
+    def __repr__(self) -> str:
+        return f"MaskedGradients(features={self.features!r}, train_masks={self.train_masks})"
+
     def start(self, model: Perturbed) -> None:
         """Sort the learnables: in the bottleneck, in the classifier, left alone as long as the network is perturbed."""
         masks, inside = masks_of(model), (self.features or "bottleneck",)

@@ -33,6 +33,9 @@ class Recovery(Keeper):
         self.recover_below, self.recovery_rate = recover_below, recovery_rate
         self.mean: float | None = None
 
+    def __repr__(self) -> str:
+        return f"Recovery(recover_below={self.recover_below}, recovery_rate={self.recovery_rate})"
+
     @torch.no_grad()
     def after(self, model: Perturbed, loss: float) -> str | None:
         """Follow the loss, and put the source back where it has fallen too far."""

@@ -27,6 +27,9 @@ class Restore(Keeper):
         self._generator = own_generator(seed)
         self._first = self._generator.get_state()
 
+    def __repr__(self) -> str:
+        return f"Restore(restore={self.restore})"
+
     @torch.no_grad()
     def after(self, model: Perturbed, loss: float) -> None:  # noqa: ARG002
         """Put some numbers back."""

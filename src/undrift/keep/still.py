@@ -20,6 +20,9 @@ class Still(Keeper):
     def __init__(self, still: str | Sequence[str] = ()) -> None:
         self.still = (still,) if isinstance(still, str) else tuple(still)
 
+    def __repr__(self) -> str:
+        return f"Still(still={self.still})"
+
     def start(self, model: Perturbed) -> None:
         """Take what is named out of what is trained."""
         for name, parameter in named_learnables(model).items():

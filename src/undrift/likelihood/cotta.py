@@ -1,5 +1,7 @@
 """CoTTA: a student that follows its own average, which looks at many views where it is unsure (Wang et al. 2022)."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +12,7 @@ from undrift._outputs import logits as logits_of
 from undrift._types import Step, named_learnables, named_sources
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
+from undrift.optimise import weights_moved
 from undrift.perturb import Perturbed
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ class Cotta:
     The teacher starts where the network does and moves after each step, before any keeper:
 
         teacher = pace · teacher + (1 − pace) · network     for all that is trained
+
+    What is left in the model after a stream is the student, some of its weights just restored, though every answer was
+    the teacher's. `deployed` puts the teacher in its place, to predict with it or to save it.
 
     Args:
         threshold: 0.92 on CIFAR-10, 0.72 on CIFAR-100, 0.1 on ImageNet.
@@ -90,6 +96,20 @@ class Cotta:
         for name, parameter in named_learnables(model).items():
             self.teacher[name].lerp_(parameter, 1 - self.pace)
 
+    @contextmanager
+    def deployed(self, model: Perturbed) -> Iterator[Perturbed]:
+        """Give the model with the teacher's weights, whose the answers were, for the length of a `with` block.
+
+        Before the first step the teacher is the network itself.
+        """
+        trained = {name: p for name, p in named_learnables(model).items() if name in self.teacher}
+        student = {name: p.detach().clone() for name, p in trained.items()}
+        _put(trained, self.teacher)
+        try:
+            yield model
+        finally:
+            _put(trained, student)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the teacher, and where the views stand."""
         return {**{_TEACHER + name: t for name, t in self.teacher.items()}, **self.augment.state_dict()}
@@ -103,6 +123,13 @@ class Cotta:
     def __repr__(self) -> str:
         names = ("threshold", "views", "pace", "symmetric")
         return "Cotta(" + ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + ")"
+
+
+@torch.no_grad()
+def _put(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
+    weights_moved()
 
 
 def _with_weights(model: Perturbed, weights: dict[str, Tensor], images: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._batches import device_of, to_device
+from undrift._batches import to_device
 from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift._types import Batches, Step
 from undrift.layers import evaluating
 from undrift.likelihood.features import named, watching
 from undrift.likelihood.neighbours import Remembering, balance
 from undrift.perturb import Perturbed
-from undrift.zoo._gsfda import Masks, masks_of
+from undrift.zoo._gsfda import Masks, attach_masks, attached_masks, masks_of
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,7 +28,8 @@ class Gsfda(Remembering):
 
     The masks belong to source training (`undrift.zoo.masked`, `undrift.zoo.masked_loss`). A network without gets random
     ones behind its features, with a warning: they cut half of the features off and show how the method runs, not how
-    well. They come and go with the adaptation; `remove()` gives the plain network.
+    well. The perturbation's seed (`generator=`) gives them, and they travel in its domain file; `remove()` gives the
+    plain network.
 
     Args:
         features: name of the submodule behind which the masks are, or are put; None is "bottleneck".
@@ -87,11 +88,10 @@ class Gsfda(Remembering):
 
     def _attach(self, model: Perturbed, width: int) -> Masks:
         """Put untrained masks behind the features, as part of the perturbation."""
-        module = named(model.net, self.features or "bottleneck")
-        masks = Masks(width).to(device_of(model)).requires_grad_(False)
-        with model.off():  # hooks go on again, with one more, at the end
-            model.masks = self.attached = masks
-            model._after.append((module, masks.behind_with_kwargs))
+        features = self.features or "bottleneck"
+        named(model.net, features)  # says what there is, where there is no such module
+        seeded = torch.Generator().manual_seed(int(model.key.seed))
+        masks = self.attached = attach_masks(model, features, Masks(width, seeded))
         warnings.warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train the source with undrift.zoo.masked "
@@ -104,7 +104,7 @@ class Gsfda(Remembering):
     def _exchange(self, model: Perturbed) -> None:
         """Put the target's mask in the place of the source's, in the copy of the embedding that adapts."""
         masks = masks_of(model)
-        if masks is None or masks is model._modules.get("masks"):
+        if masks is None or masks is attached_masks(model):
             return
         source = next((held.away["embedding"] for held in model.trained if held.layer is masks), None)
         if source is None:

@@ -1,16 +1,18 @@
 """ROID: a weighted likelihood ratio, consistency with another view, a corrected prior (Marsden et al. 2024)."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift._errors import OptionError
 from undrift._types import Step
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import entropies, symmetric_cross_entropies
+from undrift.norm import Norm
 from undrift.perturb import Perturbed
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 PACE = 0.1  # weight of the new batch in the running mean prediction
 CLIP, EPSILON = 0.99, 1e-5
+CORRECTIONS = ("scaled", "authors")
 
 
 class Roid:
@@ -29,20 +32,22 @@ class Roid:
 
     q is another view of the kept images alone, so norm layers with batch statistics take those of the view; gradients
     go through both p and q, none through w. The view is augmented (colour, affine, flip), or seen through a draw of the
-    perturbation, or both. m starts uniform and goes to 0.9 m + 0.1 · mean p of the batch, after the step.
+    perturbation, or both. Where one image of several is kept and norm layers take the batch's statistics, the batch has
+    no consistency term. m starts uniform and goes to 0.9 m + 0.1 · mean p of the batch, after the step.
 
     The answer is the logits from before the step, times q = (p̄ + s) / (1 + sC), s = max(1/B, 1/C) / max p̄, p̄ the
-    batch's mean prediction; q is divided by its mean over classes, which changes no label and leaves the logits their
-    scale (its authors' are a tenth of it with ten classes, and their probabilities nearly uniform). A batch of which all
-    d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
+    batch's mean prediction. "scaled" divides q by its mean over classes, which changes no label and leaves the logits
+    their scale; "authors" does not: with ten classes its logits are a tenth as large, and their probabilities nearly
+    uniform. A batch of which all d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
 
     Args:
         consistency: factor before SCE; 0 leaves the second pass out.
         augmented: whether the other view is augmented.
         noisy: whether it passes through a fresh draw of the perturbation; else through the mean network.
         sharpness: 3, one over ROID's temperature.
-        batch: what the sum is divided by; None is the number of images at hand.
-        correct_prior: whether the answer is corrected.
+        batch: what the sum is divided by. None is the number of images at hand; its authors' is the configured batch
+            size, which differs where images were skipped and in a last, smaller batch.
+        correct_prior: how the answer is corrected: "scaled" (True is the same), "authors", or False for not at all.
         preprocess: see `Augment`.
         seed: of the views; without it torch's global generator gives one.
 
@@ -58,7 +63,7 @@ class Roid:
         noisy: bool = False,
         sharpness: float = 3.0,
         batch: int | None = None,
-        correct_prior: bool = True,
+        correct_prior: Literal["scaled", "authors"] | bool = "scaled",
         preprocess: "Preprocess | None" = None,
         seed: int | None = None,
     ) -> None:
@@ -67,8 +72,13 @@ class Roid:
                 f"consistency={consistency!r}, sharpness={sharpness!r}, batch={batch!r}: needed are a number from 0 "
                 "up, a number, and a whole number from 1 up or None. ROID's are 1, 3 and the stream's batch."
             )
+        if correct_prior not in (*CORRECTIONS, True, False):
+            raise OptionError(
+                f"correct_prior={correct_prior!r}: needed is one of {', '.join(CORRECTIONS)}, True or False. "
+                'Labels are the same under both; "scaled" has probabilities that mean something.'
+            )
         self.consistency, self.augmented, self.noisy, self.sharpness = consistency, augmented, noisy, sharpness
-        self.batch, self.correct_prior = batch, correct_prior
+        self.batch, self.correct_prior = batch, "scaled" if correct_prior is True else correct_prior
         self.augment = Augment(blur=False, noise=0.0, outside="reflection", preprocess=preprocess, seed=seed)
         self.mean: Tensor | None = None
         self._next: Tensor | None = None
@@ -81,23 +91,28 @@ class Roid:
         self._next = torch.lerp(mean, probs.mean(dim=0), PACE)
         weights, logits = weights[kept], logits[kept]
         loss = (weights * likelihood_ratios(logits)).sum()
-        if self.consistency:
-            other = self._other(step, kept)
+        if self.consistency and (other := self._other(step, kept)) is not None:
             loss = loss + self.consistency * (weights * symmetric_cross_entropies(logits, other)).sum()
         return loss / (self.batch or len(probs))
 
-    def _other(self, step: Step, kept: Tensor) -> Tensor:
+    def _other(self, step: Step, kept: Tensor) -> Tensor | None:
+        """Return the other view's logits; None where there is no view to be had."""
         view = step.images[kept]
+        if len(view) == 1 < len(step.images) and any(map(_of_the_batch, step.model.norms)):
+            # The statistics of one image are no sample of the batch that its logits come from; and behind a pooling a
+            # layer has one value a channel then, which has no variance: the stream would stop in its middle. A batch of
+            # one image is another matter: its logits were made in the same way.
+            return None
         if self.augmented:
             view = self.augment(view, step.model.preprocess)
         return step.drawn_logits(view) if self.noisy else step.mean_logits(view)
 
     def answer(self, logits: Tensor) -> Tensor:
         """Return the logits under the corrected prior."""
-        if not self.correct_prior:
+        if self.correct_prior is False:
             return logits
         prior = corrected_prior(logits)
-        return logits * (prior / prior.mean())
+        return logits * (prior if self.correct_prior == "authors" else prior / prior.mean())
 
     def follow(self, model: Perturbed) -> None:  # noqa: ARG002
         """Move m, as the step was made."""
@@ -138,6 +153,11 @@ def corrected_prior(logits: Tensor) -> Tensor:
     mean = logits.softmax(dim=1).mean(dim=0)
     smooth = max(1 / images, 1 / classes) / mean.max()
     return (mean + smooth) / (1 + smooth * classes)
+
+
+def _of_the_batch(policy: Norm) -> bool:
+    """Return whether a norm layer takes the statistics of what it is given; one that never kept any always does."""
+    return policy.statistics == "batch" or (policy.statistics is None and isinstance(policy.layer, _BatchNorm))
 
 
 def _scaled(values: Tensor) -> Tensor:

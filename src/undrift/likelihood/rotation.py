@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._outputs import logits as logits_of
 from undrift._types import Step
 from undrift.likelihood.second_head import TURNS, find_split, rotation_head
 from undrift.perturb import Perturbed
@@ -86,7 +87,7 @@ class Rotation(nn.Module):
                 f"split={self.split!r}: the network never called that module, so there are no shared features. Name "
                 "one that its forward pass calls."
             )
-        out = self.head(self._seen.pop())
+        out = logits_of(self.head(self._seen.pop()))
         if out.shape != (len(views), TURNS):
             raise OptionError(
                 f"the head returned {tuple(out.shape)} for {len(views)} views; needed: {TURNS} logits each. Give "

@@ -4,9 +4,11 @@ import copy
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError
+from undrift._errors import OptionError, UndriftError
+from undrift._outputs import logits as logits_of
 from undrift.options import _suggest
 from undrift.select import plain_name
 
@@ -23,23 +25,42 @@ class After(nn.Module):
 
     def __init__(self, net: nn.Module, split: str) -> None:
         super().__init__()
-        self.rest = copy.deepcopy(getattr(net, "_orig_mod", net))
+        self.rest = copy.deepcopy(_original(net))
+        self.split = split
         self._features: list[Tensor] = []
         parent = module = self.rest
         for part in split.split("."):
             names = list(module._modules)
             for earlier in names[: names.index(part)]:
                 module._modules[earlier] = _Pass()
-            parent, module = module, module.get_submodule(part)
+            parent, module = module, _original(module.get_submodule(part))
+            parent._modules[part] = module  # a block with a split inside is run as it is written, not compiled
         parent._modules[split.rpartition(".")[2]] = _Give(self._features)
 
-    def forward(self, features: Tensor) -> Any:
-        """Return what the network makes of these features."""
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the logits that the network makes of these features."""
         self._features.append(features)
         try:
-            return self.rest(features)
+            return logits_of(self.rest(features))
+        except Exception as error:
+            if isinstance(error, UndriftError | torch.OutOfMemoryError):
+                raise
+            # Most likely code of the network's own forward, between or before its modules: it sees features in the
+            # place of images, and cannot be left out as a module can.
+            raise OptionError(
+                f"what comes after split={self.split!r} cannot be run by itself ({type(error).__name__}: {error}); "
+                "needed: that the forward pass does nothing up to the split, outside of modules, but what its output "
+                f"of shape {tuple(features.shape)} can take, too. Put such operations into an nn.Module, name another "
+                "split=…, or give a head of your own: head=…"
+            ) from error
         finally:
             self._features.clear()
+
+
+def _original(module: nn.Module) -> nn.Module:
+    """Return the module behind torch.compile's wrapper, or the module itself."""
+    found: nn.Module = getattr(module, "_orig_mod", module)
+    return found
 
 
 class _Pass(nn.Module):
@@ -96,10 +117,11 @@ def find_split(net: nn.Module, split: str | None) -> str:
     for stage in STAGES:
         if found := next((name for name in names if name.rpartition(".")[2] == stage), None):
             return found
-    top = [name for name, child in net.named_children() if any(True for _ in child.parameters())]
+    root = _original(net)
+    top = [name for name, child in root.named_children() if any(True for _ in child.parameters())]
     if len(top) < 2:
         raise OptionError(
-            f"{type(net).__name__} has {len(top)} top-level modules with weights; a shared part and a head need two. "
+            f"{type(root).__name__} has {len(top)} top-level modules with weights; a shared part and a head need two. "
             "Name the last module of the shared part: split=…"
         )
     return plain_name(top[math.ceil(2 / 3 * (len(top) - 1)) - 1])

@@ -30,7 +30,7 @@ class Tempered:
 
 ROWS = (
     # No official code: the posterior's numbers are those of PETAL, the nearest there is. One network is one member;
-    # `undrift.together.together` averages the answers of several.
+    # `undrift.together` averages the answers of several.
     Method(
         "bacs",
         "BACS",

@@ -27,8 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from undrift._batches import device_of
 from undrift._errors import OptionError
 from undrift._outputs import logits as logits_of
+from undrift.perturb import Perturbed
+from undrift.select import plain_name
 
 SHARP = 100.0
 """The scale of masks in use: all but binary."""
@@ -41,11 +44,18 @@ class Masks(nn.Module):
         embedding: e, 2 × width.
         scale: s.
         chosen: the rows to use; (0, 1) gives the batch under both masks, one after the other.
+        place: name of the module whose output they mask, where they belong to a perturbation (`attach_masks`).
+
+    Args:
+        width: number of features.
+        generator: of the embedding, on the CPU; without it torch's global generator gives it.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        self.embedding = nn.Parameter(torch.randn(2, width))
+        device = None if generator is None else generator.device
+        self.embedding = nn.Parameter(torch.randn(2, width, generator=generator, device=device))
+        self.place = ""
         self.scale = SHARP
         self.chosen: tuple[int, ...] = (0,)
 
@@ -108,6 +118,26 @@ def masked(net: nn.Module, width: int | None = None, features: str = "bottleneck
 def masks_of(net: nn.Module) -> Masks | None:
     """Return the network's masks, None where it has none."""
     return next((m for m in net.modules() if isinstance(m, Masks)), None)
+
+
+def attach_masks(model: Perturbed, features: str, masks: Masks) -> Masks:
+    """Put masks behind a module of a perturbed network, as part of the perturbation; `remove()` takes them off.
+
+    Args:
+        features: name of that module.
+    """
+    module = {plain_name(name): m for name, m in model.net.named_modules()}[features]
+    masks.place = features
+    with model.off():  # hooks go on again, with one more, at the end
+        model.masks = masks.to(device_of(model)).requires_grad_(False)
+        model._after.append((module, masks.behind_with_kwargs))
+    return masks
+
+
+def attached_masks(model: Perturbed) -> Masks | None:
+    """Return the masks that came with the perturbation, None where there are none but the network's own."""
+    masks = model._modules.get("masks")
+    return masks if isinstance(masks, Masks) else None
 
 
 def mask_scale(batch: int, batches: int) -> float:

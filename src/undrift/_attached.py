@@ -1,0 +1,106 @@
+"""What a perturbation puts on a network and takes off again: hooks, copies of norm state and weights, flags.
+
+It belongs to the network as much as to the `Perturbed` around it: where nobody has that one any more, the network
+still has this, and `undrift.remove` finds it.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from undrift._swap import Swapped
+from undrift.key import Key
+from undrift.source import Source
+
+Hook = Callable[..., Any]
+Hooks = list[tuple[nn.Module, Hook]]
+
+_NAME = "_undrift"  # under which the network's root has it, as long as the hooks are on
+
+
+class Attached:
+    """The hooks and exchanged tensors of one perturbed network.
+
+    Attributes:
+        before: hooks before a module's forward pass; `after`: behind it.
+        swapped: lists of what changes places with the source's tensors.
+        aside: how many `with model.off():` blocks are open.
+        removed: whether it is off for good.
+    """
+
+    def __init__(
+        self, net: nn.Module, key: Key, before: Hooks, after: Hooks, swapped: Sequence[Sequence[Swapped]]
+    ) -> None:
+        self.net, self.key, self.before, self.after, self.swapped = net, key, before, after, swapped
+        self.aside, self.removed = 0, False
+        self._source = Source(net)
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self) -> None:
+        """Freeze the weights, put the adapted norm state in, hook everything up."""
+        self.key.enabled = True
+        self._source.leave()
+        for held in self._held():
+            held.exchange()
+        # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
+        # input that the layer will get, so it comes after. The order is the same after every off().
+        for module, hook in self.before:
+            self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        for module, hook in reversed(self.after):
+            self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+        vars(root_of(self.net))[_NAME] = self
+        _live.add(self)
+
+    def detach(self) -> None:
+        """Undo `attach`. Hooks go too: some modules (nn.TransformerEncoderLayer) compute differently with hooks on."""
+        self.key.enabled = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for held in self._held():
+            held.exchange()
+        self._source.restore()
+        vars(root_of(self.net)).pop(_NAME, None)
+
+    def leave(self) -> None:
+        """Step aside for a while."""
+        self.aside += 1
+        if self.aside == 1 and not self.removed:
+            self.detach()
+
+    def come_back(self) -> None:
+        """Undo one `leave`."""
+        self.aside -= 1
+        if self.aside == 0 and not self.removed:
+            self.attach()
+
+    def remove(self) -> None:
+        """Go for good; a second time changes nothing."""
+        if not self.removed:
+            self.removed = True
+            if not self.aside:
+                self.detach()
+
+    def _held(self) -> list[Swapped]:
+        return [held for part in self.swapped for held in part]
+
+
+_live: "weakref.WeakSet[Attached]" = weakref.WeakSet()
+
+
+def root_of(net: nn.Module) -> nn.Module:
+    """Return the module that is called: a compiled network calls its original."""
+    root: nn.Module = getattr(net, "_orig_mod", net)
+    return root
+
+
+def attached_to(net: nn.Module) -> list[Attached]:
+    """Return every perturbation that a module of the network takes part in, be it off for the moment or not."""
+    own = {id(module) for module in net.modules()}
+    found = [a for a in _live if not a.removed and own & {id(module) for module in a.net.modules()}]
+    # A copy of a perturbed network was never made by us; it carries a copy of what is on it.
+    found += [a for module in net.modules() if (a := vars(module).get(_NAME)) is not None]
+    return list({id(a): a for a in found}.values())
