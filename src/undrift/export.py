@@ -65,7 +65,7 @@ def mean_network(model: Perturbed) -> nn.Module:
     if attached_masks(model) is not None:
         raise OptionError(
             "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
-            "it would be another network. Train the source with undrift.zoo.masked, or keep the domain file: undrift.save."
+            "it would be another network. Train the source with undrift.zoo.masked, or keep the domain file."
         )
     with model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
