@@ -267,3 +267,8 @@ def test_configurations_that_we_cannot_follow(monkeypatch: pytest.MonkeyPatch) -
     with pytest.warns(UndriftWarning, match="--crop"):
         assert load_model("timm:x").preprocess is None
     assert Preprocess(*IMAGENET, 256, 224) == data.IMAGENET
+
+
+def test_weights_that_are_not_there_are_called_so_before_their_network_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no file .*nothing\.safetensors; needed"):
+        load_model(None, weights=tmp_path / "nothing.safetensors")

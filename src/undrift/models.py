@@ -119,6 +119,8 @@ def _named_in(path: Path | None, header: Mapping[str, str]) -> str:
             "package.module:function, timm:NAME, torchvision:NAME or hf:NAME; or --weights with a file of `undrift "
             "train`. Name one."
         )
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; needed: the source network's weights. Check the path of --weights.")
     network = header.get("network", "")
     if network in zoo.names():
         return network

@@ -61,17 +61,6 @@ class Noise(nn.Module):
         """The seed, step and switch that all noises of a network share."""
         return self._key[0]
 
-    def kl(self) -> Tensor:
-        """Return KL[q(Δw) || p(Δw)] summed over the weights: each counts, however many share a variance.
-
-        A variance of exactly 0 (init_fraction=0, the control without noise) is no perturbation and has no KL.
-        """
-        ratio = self.log_var - self.prior_var.log()
-        random = ratio > -torch.inf
-        ratio = torch.where(random, ratio, 0)
-        per_variance = torch.where(random, 0.5 * (ratio.exp() - 1 - ratio), 0)
-        return per_variance.sum() * (self.weights / self.log_var.numel())
-
     def relative_std(self) -> Tensor:
         """Return σ over the standard deviation of its kernel."""
         return (0.5 * (self.log_var.detach() - self.kernel_var.log())).exp()

@@ -39,7 +39,7 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
 
 
 def _kl_there(noises: Sequence[Noise]) -> Tensor:
-    """Return the sum of `Noise.kl` over noises of one device and dtype.
+    """Return the KL summed over all weights behind noises of one device and dtype.
 
     All log-variances as one row: a network has a hundred, and on a GPU each operation on each is a launch.
     """

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from undrift._errors import OptionError
 
@@ -24,6 +24,7 @@ Answer = Literal["samples", "before", "after"]
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["shot", "constant"]
 
+T = TypeVar("T", bound="Changeable")
 TYPES = ("conv", "conv_transpose", "linear", "attention")
 
 
@@ -40,7 +41,24 @@ def _option(
 
 
 @dataclass(frozen=True)
-class Options:
+class Changeable:
+    """What every frozen dataclass of options can do."""
+
+    def replace(self: T, **changes: object) -> T:
+        """Return these options with some changed; a name that does not exist gets a suggestion."""
+        known = [f.name for f in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise OptionError(f"there is no option {name!r}{_suggest(name, known)}. Options: {', '.join(known)}.")
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the options as plain JSON values."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Options(Changeable):
     """What is perturbed, how strongly, how the noise is drawn, what the norm layers do, and what is asked.
 
     Examples:
@@ -126,18 +144,6 @@ class Options:
         if problems:
             # All at once: nobody likes to correct one option a run.
             raise OptionError("; ".join(problems) + ". `help(undrift.Options)` lists every option.")
-
-    def replace(self, **changes: object) -> "Options":
-        """Return these options with some changed; a name that does not exist gets a suggestion."""
-        known = [f.name for f in dataclasses.fields(self)]
-        for name in changes:
-            if name not in known:
-                raise OptionError(f"there is no option {name!r}{_suggest(name, known)}. Options: {', '.join(known)}.")
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
 def preset(name: str) -> Options:

@@ -6,7 +6,6 @@ source network was not trained on.
 
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from undrift.bench import figure
@@ -14,10 +13,11 @@ from undrift.bench.cell import Cell, Row
 from undrift.bench.offline import Offline
 from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, notes, pages, title
+from undrift.bench.offline_report import drawn
 from undrift.bench.offline_sets import Task, paper_row
 from undrift.bench.published import PAPER
 from undrift.bench.request import Request
-from undrift.bench.run import Outcome, RunCell, Say, _write, run, tables
+from undrift.bench.run import Outcome, RunCell, Say, run, tables, write
 from undrift.bench.store import Store
 from undrift.bench.table import FAILED, NOT_RUN, spread
 from undrift.bench.table import markdown as table
@@ -40,7 +40,7 @@ class Generalized:
 
     def _and_own(self, outcome: Outcome, request: Request) -> Outcome:
         wrote = outcome.wrote
-        _write(_Tables(self.cells_of), Store(request.results / self.cells_of.name), request, outcome)
+        write(_Tables(self.cells_of), Store(request.results / self.cells_of.name), request, outcome)
         outcome.wrote = wrote + outcome.wrote
         return outcome
 
@@ -105,16 +105,8 @@ def markdown(bench: Offline, store: Store, request: Request) -> str:
 
 def figures(bench: Offline, store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
     """Return what draws a figure for each data set that has numbers: the harmonic mean, by task."""
-    drawn: dict[str, Callable[[Path], int]] = {}
-    for page in pages(bench, store, request):
-        rows, tasks = page.compared()
-        if rows:
-            marks = [_mark(page, row, tasks) for row in rows]
-            what = f"{page.dataset.title}: harmonic mean of source and target, {len(tasks)} of {len(page.tasks)} tasks"
-            heading = figure.finding(marks, what, less_is_better=False)
-            ending = "" if page.dataset.name == "pacs" else f"-{page.dataset.name}"
-            drawn[ending] = partial(figure.overview, title=heading, marks=marks, axis="harmonic mean %")
-    return drawn
+    what = "harmonic mean of source and target"
+    return drawn(pages(bench, store, request), what, "harmonic mean %", _mark)
 
 
 def _summary(page: Page, tasks: Sequence[Task]) -> str:

@@ -1,7 +1,7 @@
 """Tables and figures of the offline benchmark."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,16 +47,23 @@ def markdown(bench: "Offline", store: Store, request: Request) -> str:
 
 def figures(bench: "Offline", store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
     """Return what draws a figure for each data set that has numbers."""
-    drawn: dict[str, Callable[[Path], int]] = {}
-    for page in pages(bench, store, request):
+    return drawn(pages(bench, store, request), "target accuracy", "accuracy %", _mark)
+
+
+def drawn(
+    found: Iterable[Page], what: str, axis: str, mark: Callable[[Page, Row, list[Task]], figure.Mark]
+) -> dict[str, Callable[[Path], int]]:
+    """Return what draws a figure for each page that has numbers, by the end of its file's name."""
+    out: dict[str, Callable[[Path], int]] = {}
+    for page in found:
         rows, tasks = page.compared()
         if rows:
-            marks = [_mark(page, row, tasks) for row in rows]
-            what = f"{page.dataset.title}: target accuracy, {len(tasks)} of {len(page.tasks)} tasks"
-            heading = figure.finding(marks, what, less_is_better=False)
+            marks = [mark(page, row, tasks) for row in rows]
+            title = f"{page.dataset.title}: {what}, {len(tasks)} of {len(page.tasks)} tasks"
+            heading = figure.finding(marks, title, less_is_better=False)
             ending = "" if page.dataset.name == "pacs" else f"-{page.dataset.name}"
-            drawn[ending] = partial(figure.overview, title=heading, marks=marks, axis="accuracy %")
-    return drawn
+            out[ending] = partial(figure.overview, title=heading, marks=marks, axis=axis)
+    return out
 
 
 def _summary(page: Page) -> str:

@@ -21,7 +21,7 @@ from undrift.bench.offline_sources import Images, Setup, Sources
 from undrift.bench.offline_views import CentreView, RandomView, StopWatch
 from undrift.bench.quickly import quickly
 from undrift.bench.request import Request
-from undrift.bench.streaming import _file_bytes
+from undrift.bench.streaming import file_bytes
 from undrift.data import TensorDomain
 from undrift.keep.masks import MaskedGradients
 from undrift.metrics import Scores, harmonic_mean
@@ -100,7 +100,7 @@ class Adapting:
             "milliseconds": None if "shared" in self.request.extra else watch.milliseconds,
             "peak_mib": peak,
             "learnables": learnables(model),
-            "file_bytes": _file_bytes(model),
+            "file_bytes": file_bytes(model),
             # Without decoding and source training, which the first cell of a source would carry for all.
             "seconds": time.monotonic() - begun,
             "options": model.options.as_dict(),

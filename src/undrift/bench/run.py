@@ -92,7 +92,7 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
             bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
             _one(cell, run_cell, store, request, outcome, bar, say)
     outcome.left = sum(store.state(cell) in LEFT for cell in cells)
-    _write(benchmark, store, request, outcome)
+    write(benchmark, store, request, outcome)
     return outcome
 
 
@@ -101,7 +101,7 @@ def tables(benchmark: Benchmark, request: Request) -> Outcome:
     store = Store(request.results / benchmark.name)
     states = [store.state(cell) for cell in benchmark.cells(in_its_precision(benchmark, store, request))]
     outcome = Outcome(kept=states.count("finished"), left=sum(states.count(state) for state in LEFT))
-    _write(benchmark, store, request, outcome)
+    write(benchmark, store, request, outcome)
     return outcome
 
 
@@ -190,7 +190,8 @@ def in_its_precision(benchmark: Benchmark, store: Store, request: Request) -> Re
     return request if mine or not any(store.shown(cell) for cell in benchmark.shown(other)) else other
 
 
-def _write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome) -> None:
+def write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome) -> None:
+    """Write JSON, Markdown and figures of what is finished, and note their names in the outcome."""
     request = in_its_precision(benchmark, store, request)
     shown = benchmark.shown(request)
     keys = {cell.key for cell in shown}

@@ -6,8 +6,8 @@
 Parts: steps (each rival, uncompiled and compiled), growth (time and memory over batch, image, width, samples and
 classes), launches (kernels and waits a step), startup (import, `perturb` of a ResNet-50). Each case runs in a process
 of its own, so that none sees another's memory or compiled code; compiled cases are compiled side by side first and then
-measured one by one. Medians of 30 steps after a warm-up. The floor is what the extra passes over activations must
-cost: their bytes over the machine's own copying speed.
+measured one by one. Medians of 30 steps after a warm-up. The floor of a VMP step is the fastest Tent's time and what
+the extra passes over activations must cost: their bytes (`extra_bytes`) over the machine's own copying speed.
 """
 
 import json
@@ -26,7 +26,7 @@ from undrift.bench.measure import machine, wait
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, Say
 from undrift.bench.speed_report import figure, text
-from undrift.bench.speed_steps import Case, make_step
+from undrift.bench.speed_steps import Case, extra_bytes, make_step
 
 GPU = (Case("WRN-28", 200, 32), Case("ResNet-50", 64, 224, 1000), Case("ViT-S/16", 64, 224, 1000))
 CPU = (Case("WRN-40", 64, 32, width=2),)
@@ -174,7 +174,24 @@ def measure(job: dict[str, Any], device: torch.device) -> dict[str, Any]:
         wait(device)
         times.append(1e3 * (time.perf_counter() - start))
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
-    return {"ms": statistics.median(times), "least_ms": min(times), "peak": peak}
+    found = {"ms": statistics.median(times), "least_ms": min(times), "peak": peak}
+    if job["kind"] == "vmp" and "cases" not in job:
+        extra = extra_bytes(case, x, job.get("low", False))
+        found |= {"extra_bytes": extra, "extra_ms": 1e3 * extra / _copying(device)}
+    return found
+
+
+def _copying(device: torch.device) -> float:
+    """Return the bytes a second that this machine reads and writes when it copies a tensor larger than its caches."""
+    source = torch.empty(2**26 if device.type == "cuda" else 2**25, device=device)
+    target, times = torch.empty_like(source), []
+    for _ in range(5):
+        wait(device)
+        start = time.perf_counter()
+        target.copy_(source)
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return 2 * source.nbytes / min(times)
 
 
 def _counted(step: Any, x: torch.Tensor) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def _steps(rows: list[dict[str, Any]]) -> str:
         memory = f"{row['peak'] / 1024:.2f}" if row.get("peak") else "–"
         ms = f"{row['ms']:.1f}" if "ms" in row else f"failed: {row.get('error', '')[:80]}"
         case = row["case"]
-        lines.append((f"{case['network']}, batch {case['batch']}", row["kind"], _mode(row), ms, ratio, memory))
-    return markdown(("network", "step", "mode", "ms", "× fastest Tent", "GiB"), lines)
+        floor = f"{1 + row['extra_ms'] / base['ms']:.2f}" if base and "extra_ms" in row else "–"
+        lines.append((f"{case['network']}, batch {case['batch']}", row["kind"], _mode(row), ms, ratio, floor, memory))
+    return markdown(("network", "step", "mode", "ms", "× fastest Tent", "floor ×", "GiB"), lines)
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float]]:

@@ -121,6 +121,27 @@ def vmp_network(net: nn.Module, **changes: Any) -> Perturbed:
     return perturb(net, linear_sharing="kernel", norm_statistics="batch", **changes)
 
 
+def extra_bytes(case: Case, x: Tensor, low: bool) -> int:
+    """Return the bytes that noise must move in a step beyond Tent: x; y twice; grad of y; x, its grad, and that again.
+
+    The box filter works on one plane a group, and ε is computed: neither counts. The first layer's input has no grad.
+    """
+    net, total = case.build().to(x.device), 0
+
+    def count(_layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        first = total == 0
+        size = 2 if low else 4
+        total += size * ((1 if first else 4) * args[0].numel() + 3 * output.numel())
+
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
+        net(x)
+    return total
+
+
 def _tent(net: nn.Module, case: Case) -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter]]:  # noqa: ARG001
     net.train().requires_grad_(False)
     norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d | nn.LayerNorm)]

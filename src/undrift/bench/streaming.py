@@ -99,7 +99,7 @@ class Streaming:
             "milliseconds": None if "shared" in self.request.extra else clock.milliseconds,
             "peak_mib": peak,
             "learnables": learnables(model),
-            "file_bytes": _file_bytes(model),
+            "file_bytes": file_bytes(model),
             "batch": feed.size,
             "seconds": time.monotonic() - begun,
             "corrupted_on": self.device.type,
@@ -216,7 +216,7 @@ def _sha256(file: Path) -> str:
     return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
 
 
-def _file_bytes(model: Any) -> int | None:
+def file_bytes(model: Any) -> int | None:
     """Return the size of the domain file, or None where the model cannot be saved (a network that diverged)."""
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,28 @@ from undrift.layers import evaluating
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.select import plain_name
+
+
+@dataclass(eq=False, kw_only=True)
+class SeesFeatures:
+    """A likelihood that looks at the features of each forward pass while a loop runs.
+
+    Args:
+        features: name of the submodule whose output, flattened, is the features. None takes "bottleneck" where the
+            network has one, else the input of its last linear layer.
+    """
+
+    features: str | None = None
+    _seen: "deque[Tensor] | None" = field(init=False, repr=False, default=None)
+
+    @contextmanager
+    def watch(self, model: Perturbed) -> Iterator[None]:
+        """Keep the features of each forward pass within reach."""
+        with watching(model.net, self.features) as self._seen:
+            try:
+                yield
+            finally:
+                self._seen = None
 
 
 @contextmanager

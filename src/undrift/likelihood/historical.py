@@ -1,8 +1,5 @@
 """HCL: what the network used to be says which pseudo-labels to trust (Huang et al. 2021)."""
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +14,14 @@ from undrift._errors import DataError, OptionError
 from undrift._outputs import logits as logits_of
 from undrift._types import Batches, Step
 from undrift.layers import evaluating
-from undrift.likelihood.features import latest, watching
+from undrift.likelihood.features import SeesFeatures, latest
 from undrift.perturb import Perturbed
 
 State = dict[str, Tensor]
 
 
 @dataclass(eq=False, kw_only=True)
-class Hcl:
+class Hcl(SeesFeatures):
     """Historical contrast, of categories and of instances, for a classifier. The authors' code segments images.
 
         HCCD = mean_i w_ŷ · exp(−KL(G_h‖G_m)_i) · −ln G(x_i)[ŷ_i]
@@ -50,7 +47,6 @@ class Hcl:
         most_weight: the greatest class weight.
     """
 
-    features: str | None = None
     instance_weight: float = 0.5
     temperature: float = 0.07
     stay: float = 0.996
@@ -62,7 +58,6 @@ class Hcl:
     past: State = field(init=False, repr=False, default_factory=dict)  # and G_h
     steps: int = field(init=False, repr=False, default=0)
     _before: State | None = field(init=False, repr=False, default=None)
-    _seen: "deque[Tensor] | None" = field(init=False, repr=False, default=None)
     _network: int | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -94,15 +89,6 @@ class Hcl:
         reliability = reliabilities(now)[known]
         instance = contrast(queries[known], keys[known], labels[known], reliability, self.temperature)
         return category + self.instance_weight * instance
-
-    @contextmanager
-    def watch(self, model: Perturbed) -> Iterator[None]:
-        """Keep the features of each forward pass within reach."""
-        with watching(model.net, self.features) as self._seen:
-            try:
-                yield
-            finally:
-                self._seen = None
 
     @torch.no_grad()
     def refresh(self, model: Perturbed, batches: Batches) -> None:

@@ -5,9 +5,7 @@ Both keep banks of the whole domain, filled once in eval mode before the first s
 give `kl_div` p where it wants ln p, which adds a constant Σ s ln s and takes the logarithm away.
 """
 
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +17,12 @@ from undrift._batches import device_of
 from undrift._errors import OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.banks import Banks
-from undrift.likelihood.features import latest, look, watching
+from undrift.likelihood.features import SeesFeatures, latest, look
 from undrift.perturb import Perturbed
 
 
 @dataclass(eq=False, kw_only=True)
-class Remembering:
+class Remembering(SeesFeatures, ABC):
     """A likelihood with banks of the domain: fills them once, watches features, lets a batch count after its step.
 
     Args:
@@ -32,9 +30,7 @@ class Remembering:
             network has one, else the input of its last linear layer.
     """
 
-    features: str | None = None
     banks: Banks = field(init=False, repr=False, default_factory=Banks)
-    _seen: "deque[Tensor] | None" = field(init=False, repr=False, default=None)
     _network: int | None = field(init=False, repr=False, default=None)  # whose domain the banks hold
 
     def __post_init__(self) -> None:
@@ -42,18 +38,9 @@ class Remembering:
         if wrong:
             raise OptionError(f"{', '.join(wrong)}: needed: at least one neighbour. Its authors take 2 to 5.")
 
+    @abstractmethod
     def most(self) -> int:
         """Return how many images the domain must hold."""
-        raise NotImplementedError
-
-    @contextmanager
-    def watch(self, model: Perturbed) -> Iterator[None]:
-        """Keep the features of each forward pass within reach."""
-        with watching(model.net, self.features) as self._seen:
-            try:
-                yield
-            finally:
-                self._seen = None
 
     def refresh(self, model: Perturbed, batches: Batches) -> None:
         """Fill the banks, before the first epoch only."""

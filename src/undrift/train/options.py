@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from undrift._errors import OptionError
-from undrift.options import _option, _problem, _suggest
+from undrift.options import Changeable, _option, _problem, _suggest
 
 Schedule = Literal["one_cycle", "cosine", "inverse", "steps", "constant"]
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -16,7 +16,7 @@ Compiled = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
-class TrainOptions:
+class TrainOptions(Changeable):
     """Which network, how long, how fast, on what views of the images, and what is kept.
 
     Examples:
@@ -71,18 +71,6 @@ class TrainOptions:
                 problems.append(f"{share}={value!r} is not below 1")
         if problems:
             raise OptionError("; ".join(problems) + ". `help(undrift.TrainOptions)` lists every option.")
-
-    def replace(self, **changes: object) -> TrainOptions:
-        """Return these options with some changed; a name that does not exist gets a suggestion."""
-        known = [f.name for f in dataclasses.fields(self)]
-        for name in changes:
-            if name not in known:
-                raise OptionError(f"there is no option {name!r}{_suggest(name, known)}. Options: {', '.join(known)}.")
-        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
 def train_preset(name: str) -> TrainOptions:
