@@ -80,9 +80,12 @@ def quality(net: nn.Module, x: Tensor, labels: Tensor, seeds: int) -> dict[str, 
 
 def times(net: nn.Module, device: torch.device, batches: list[int], bf16: bool, repeats: int) -> list[dict[str, Any]]:
     """Return the median time of each way to predict over that of one noise-free forward pass."""
+    if bf16:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model, rows = undrift.perturb(net, norm_statistics="source"), []
     for batch in batches:
         x = torch.rand(batch, 3, 32, 32, device=device)
+        x = x.to(memory_format=torch.channels_last) if bf16 else x
         ways: dict[str, Callable[[], object]] = {
             "full, folded": lambda x=x: undrift.predict(model, x, 10),
             "full, one pass a draw": lambda x=x: undrift.predict(model, x, 10, fold_limit=0),
@@ -127,7 +130,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--batches", type=int, nargs="*", default=[BATCH, 8], help="batch sizes to time")
     parser.add_argument("--time-network", default="wrn40_2")
-    parser.add_argument("--bf16", action="store_true", help="time under autocast")
+    parser.add_argument("--bf16", action="store_true", help="time under autocast, channels-last")
+    parser.add_argument("--frost", type=Path, help="a folder of frost pictures, where their package is not installed")
     parser.add_argument("--no-quality", action="store_true")
     parser.add_argument("--no-time", action="store_true")
     arguments = parser.parse_args()
@@ -144,12 +148,12 @@ def main() -> None:
         net = zoo.load("wrn40_2", arguments.data / "wrn40_2.safetensors").to(device).eval()
         for name in arguments.corruptions:
             result["quality"][name] = quality(
-                net, corrupt(clean, name, 5).to(device), labels.to(device), arguments.seeds
+                net, corrupt(clean, name, 5, frost=arguments.frost).to(device), labels.to(device), arguments.seeds
             )
             print(name, flush=True)
             write(result, arguments.out)
     if not arguments.no_time:
-        mode = f"{arguments.time_network}{', bf16' if arguments.bf16 else ''}, {machine}"
+        mode = f"{arguments.time_network}{', channels-last bf16' if arguments.bf16 else ''}, {machine}"
         net = zoo.build(arguments.time_network).to(device).eval()
         result["time"][mode] = {
             **about,

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import undrift
 from support import convnet, images
@@ -264,6 +265,28 @@ def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: in
     for v in in_orders(grad):
         got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, plain))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"), [((3, 3), (1, 1), (1, 1)), ((3, 2), (2, 1), (1, 0)), ((1, 1), (2, 2), (0, 0))]
+)
+def test_tritons_box_filter(
+    device: torch.device, window: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    from undrift.fused.kernels_box import box_gradient_kernel, box_kernel
+
+    plane = torch.rand(2, 2, 5, 6, device=device, requires_grad=True)
+    want = F.avg_pool2d(plane, window, stride, padding, divisor_override=1)
+    pull = torch.rand_like(want)
+    want.backward(pull)
+    sizes = (*plane.shape[2:], *want.shape[2:], *stride, *padding, *window, 32)
+    got, back = torch.empty_like(want), torch.empty_like(plane)
+    box_kernel[(tiles.cdiv(got.numel(), 32),)](plane.detach(), got.detach(), got.numel(), *sizes)
+    box_gradient_kernel[(tiles.cdiv(back.numel(), 32),)](pull, back.detach(), back.numel(), *sizes)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(back, plane.grad)
 
 
 LAYERS = {

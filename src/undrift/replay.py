@@ -35,13 +35,14 @@ class Replay:
 
     def once(self, make: Callable[[], T]) -> T:
         """Return make(), or what it gave when this part of the network first ran."""
-        again = in_backward() and torch.is_grad_enabled()
-        # Prediction draws no tickets: nothing of it can run again.
-        if not again and not self.recording and not torch.is_grad_enabled():
+        grad = torch.is_grad_enabled()
+        if grad and in_backward():
+            return self._find(_ticket())
+        # A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
+        # has them. Nothing else can run again, and needs no ticket.
+        if not (_hooked() if grad else self.recording):
             return make()
         ticket = _ticket()
-        if again:
-            return self._find(ticket)
         value = make()
         table = next(reversed(self.forwards.values())) if self.forwards else self._table()
         table[ticket] = value
@@ -85,6 +86,14 @@ def _ticket() -> int:
         with torch.inference_mode(False):
             slot = _own.slot = torch.empty((), dtype=torch.int64)
     return int(slot.random_().item())
+
+
+_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _hooked() -> bool:
+    """Return whether what autograd saves here is given to a hook; PyTorch tells since 2.8, and before it may be so."""
+    return _hooks is None or _hooks(True) is not None
 
 
 def in_backward() -> bool:

@@ -5,16 +5,20 @@
 
 Parts: steps (each rival, uncompiled and compiled), growth (time and memory over batch, image, width, samples and
 classes), launches (kernels and waits a step), startup (import, `perturb` of a ResNet-50). Each case runs in a process
-of its own, so that none sees another's memory or compiled code; compiled cases are compiled side by side first and then
-measured one by one. Medians of 30 steps after a warm-up. The floor of a VMP step is the fastest Tent's time and what
-the extra passes over activations must cost: their bytes (`extra_bytes`) over the machine's own copying speed.
+of its own, so that none sees another's memory or compiled code; all get ready side by side, which takes the compiler a
+minute or two, and are then measured one by one. Medians of 30 steps after a warm-up. The floor of a VMP step is the
+fastest Tent's time and what the extra passes over activations must cost: their bytes (`extra_bytes`) over the machine's
+own copying speed.
 """
 
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,6 +30,7 @@ from undrift.bench.measure import machine, wait
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, Say
 from undrift.bench.speed_report import figure, text
+from undrift.bench.speed_report import how as _how
 from undrift.bench.speed_steps import Case, extra_bytes, make_step
 
 GPU = (Case("WRN-28", 200, 32), Case("ResNet-50", 64, 224, 1000), Case("ViT-S/16", 64, 224, 1000))
@@ -76,11 +81,9 @@ def _steps(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:
             *([("released", False, False)] if c.network != "ViT-S/16" else []),
         )
     ]
-    # Compiling takes a minute and one core: all at once, into the compiler's cache on disk.
-    warming = [_start({**job, "steps": 1}, device) for job in jobs if job["compiled"]]
-    for process in warming:
-        process.wait()
-    return [_ran(job | ({"steps": 3} if tiny else {}), device, say) for job in jobs]
+    if gpu:  # and again with CUDA graphs: the same kernels, of which none waits for Python
+        jobs += [job | {"graphs": True} for job in jobs if job["low"] and job["kind"] in {"tent", "vmp"}]
+    return _measured([job | ({"steps": 3} if tiny else {}) for job in jobs], device, say)
 
 
 def _growth(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:
@@ -98,8 +101,11 @@ def _growth(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:
         base, sizes = Case("WRN-40", 2, 8, width=1), {"batch": (2, 4)}
     job = {"kinds": ("tent", "vmp", "fine-tune"), "low": gpu, "steps": 2 if tiny else 10 if gpu else 3}
     cases = [(axis, asdict(base) | {axis: size}) for axis, among in sizes.items() for size in among]
-    rows: list[dict[str, Any]] = _ran({**job, "cases": cases}, device, say, many=True)["rows"]
-    return rows
+    out, error = _start({**job, "cases": cases}, device).communicate("go\n")
+    for line in error.splitlines():
+        if line.startswith("failed"):
+            say(line)
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 def _launches(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:  # noqa: ARG001
@@ -107,7 +113,7 @@ def _launches(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]
     if device.type != "cuda":
         return []
     jobs = [{"case": asdict(c), "kind": k, "count": True, "low": True} for c in GPU for k in ("tent", "vmp")]
-    return [_ran(job, device, say) for job in jobs]
+    return _measured(jobs, device, say)
 
 
 def _startup(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:  # noqa: ARG001
@@ -131,37 +137,51 @@ _MEASURES = {"steps": _steps, "growth": _growth, "launches": _launches, "startup
 # In a process of its own -----------------------------------------------------------------------------------------
 
 
-def _start(job: dict[str, Any], device: torch.device) -> "subprocess.Popen[str]":
+def _start(job: dict[str, Any], device: torch.device, errors: Any = subprocess.PIPE) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "undrift.bench.speed", str(device), json.dumps(job)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+    return subprocess.Popen(command, text=True, **pipes)  # noqa: S603
 
 
-def _ran(job: dict[str, Any], device: torch.device, say: Say, many: bool = False) -> dict[str, Any]:
-    """Return what a job measured; one that failed says why, and the others go on."""
-    process = _start(job, device)
-    out, error = process.communicate()
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    if many:
-        for line in error.splitlines():
-            if line.startswith("failed"):
-                say(line)
-        return {"rows": [json.loads(line) for line in lines]}
-    result = json.loads(lines[-1]) if lines else {"error": (error.strip().splitlines() or ["no answer"])[-1]}
-    shown = {k: v for k, v in result.items() if k != "case"}
-    say(f"{job['case']['network']}: {shown}")
-    return {**job, **result}
+def _measured(jobs: list[dict[str, Any]], device: torch.device, say: Say) -> list[dict[str, Any]]:
+    """Return what each job measured, alone on the machine; one that failed says why, and the others go on."""
+    with ExitStack() as errors:
+        # Their warnings go to files: a full pipe would stop a process that nobody reads yet.
+        files = [errors.enter_context(tempfile.TemporaryFile("w+")) for _ in jobs]
+        processes = [_start(job, device, file) for job, file in zip(jobs, files, strict=True)]
+        for process in processes:
+            assert process.stdout is not None
+            any(line == "ready\n" for line in process.stdout)  # or the end, where it failed
+        rows = []
+        for job, process, file in zip(jobs, processes, files, strict=True):
+            try:
+                out, _ = process.communicate("go\n")
+            except BrokenPipeError:
+                out = ""
+            lines = [line for line in out.splitlines() if line.startswith("{")]
+            file.seek(0)
+            result = (
+                json.loads(lines[-1]) if lines else {"error": (file.read().strip().splitlines() or ["no answer"])[-1]}
+            )
+            say(f"{job['case']['network']} {job['kind']} {_how(job)}: {result}")
+            rows.append({**job, **result})
+        return rows
 
 
-def measure(job: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return median milliseconds a step and the peak of memory in MiB."""
+def measure(job: dict[str, Any], device: torch.device, go: Callable[[], object] = bool) -> dict[str, Any]:
+    """Return median milliseconds a step and the peak of memory in MiB; waits for `go` between warm-up and measuring."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     case = Case(**job["case"])
-    step = make_step(job["kind"], case, device, job.get("compiled", False), job.get("low", False))
+    how = {name: job.get(name, False) for name in ("compiled", "low", "graphs")}
+    step = make_step(job["kind"], case, device, **how)
     x = torch.rand(case.batch, 3, case.side, case.side, device=device)
     x = x.to(memory_format=torch.channels_last) if job.get("low") else x
     steps = job.get("steps", STEPS if device.type == "cuda" else 7)
     for _ in range(min(WARM_UP, steps)):
         step(x)
+    wait(device)
+    go()
+    step(x)
     if job.get("count"):
         return _counted(step, x)
     if device.type == "cuda":
@@ -207,11 +227,17 @@ def _counted(step: Any, x: torch.Tensor) -> dict[str, Any]:
     return {"launches": launches, "waits": waits, "copies to host": copies}
 
 
+def _ready() -> None:
+    """Say that measuring could begin, and wait for a line that says it may."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
 def main() -> None:
     """Measure one job given as JSON, and print what was found as a line of JSON."""
     device, job = torch.device(sys.argv[1]), json.loads(sys.argv[2])
     if "cases" not in job:
-        print(json.dumps(measure(job, device)), flush=True)
+        print(json.dumps(measure(job, device, _ready)), flush=True)
         return
     for axis, case in job["cases"]:
         for kind in job["kinds"]:

@@ -1,16 +1,21 @@
 """The tables and the figure of `undrift bench speed`: ratios first, milliseconds beside them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from undrift.bench.table import markdown
 from undrift.plots import BLUE, GREY, ORANGE, _figure, _save
 
-BARS = {
-    "compiled": ("VMP over the fastest Tent, compiled", 1.25),
-    "eager": ("VMP over Tent, uncompiled", 1.6),
-    "memory": ("peak memory of VMP over the fastest Tent's", 1.25),
-}
+# What of VMP's is divided by what of Tent's, among which steps, and the most that it should be.
+BARS: tuple[tuple[str, str, Callable[[dict[str, Any]], bool], float], ...] = (
+    ("VMP over Tent, each in its fastest mode", "ms", lambda _: True, 1.25),
+    ("the same without CUDA graphs", "ms", lambda row: not row.get("graphs"), 1.25),
+    ("peak memory of the same", "peak", lambda row: not row.get("graphs"), 1.25),
+    ("VMP over Tent, uncompiled", "ms", lambda row: not row["compiled"] and not row.get("graphs"), 1.6),
+    ("VMP over Tent, uncompiled, CUDA graphs", "ms", lambda row: not row["compiled"] and row.get("graphs", False), 1.6),
+)
+RELEASED = {"WRN-28": 5.0, "ResNet-50": 3.5}
 
 
 def text(found: dict[str, Any]) -> str:
@@ -43,9 +48,12 @@ def _about(part: dict[str, Any]) -> str:
     )
 
 
-def _mode(row: dict[str, Any]) -> str:
+def how(row: dict[str, Any]) -> str:
+    """Return in which mode a step ran."""
     layout = "channels-last bf16" if row["low"] else "contiguous float32"
-    return f"{layout}, {'compiled' if row['compiled'] else 'uncompiled'}"
+    return (
+        f"{layout}, {'compiled' if row.get('compiled') else 'uncompiled'}{', CUDA graphs' * row.get('graphs', False)}"
+    )
 
 
 def _steps(rows: list[dict[str, Any]]) -> str:
@@ -57,7 +65,7 @@ def _steps(rows: list[dict[str, Any]]) -> str:
         ms = f"{row['ms']:.1f}" if "ms" in row else f"failed: {row.get('error', '')[:80]}"
         case = row["case"]
         floor = f"{1 + row['extra_ms'] / base['ms']:.2f}" if base and "extra_ms" in row else "–"
-        lines.append((f"{case['network']}, batch {case['batch']}", row["kind"], _mode(row), ms, ratio, floor, memory))
+        lines.append((f"{case['network']}, batch {case['batch']}", row["kind"], how(row), ms, ratio, floor, memory))
     return markdown(("network", "step", "mode", "ms", "× fastest Tent", "floor ×", "GiB"), lines)
 
 
@@ -65,19 +73,17 @@ def ratios(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float]]:
     """Return network, what is compared, the ratio found, and the bar it should keep (at most, or at least)."""
     out = []
     for network in dict.fromkeys(row["case"]["network"] for row in rows):
-        base = _fastest(rows, network)
-        own = [r for r in rows if r["case"]["network"] == network and "ms" in r]
-        fast = min((r for r in own if r["kind"] == "vmp"), key=lambda r: r["ms"], default=None)
-        plain = {r["kind"]: r for r in own if not r["compiled"] and r["low"] == own[0]["low"]}
-        if base and fast and fast["compiled"]:
-            out.append((network, BARS["compiled"][0], fast["ms"] / base["ms"], 1.25))
-            out.append((network, BARS["memory"][0], fast["peak"] / base["peak"], 1.25))
-        if "vmp" in plain and "tent" in plain:
-            out.append((network, BARS["eager"][0], plain["vmp"]["ms"] / plain["tent"]["ms"], 1.6))
-        released = next((r for r in own if r["kind"] == "released"), None)
-        if released and fast:
-            least = {"WRN-28": 5.0, "ResNet-50": 3.5}.get(network, 1.0)
-            out.append((network, "released formulation over VMP", released["ms"] / fast["ms"], -least))
+        for what, of, among, bar in BARS:
+            if (bar == 1.25) > any(row["compiled"] for row in rows):
+                continue  # bars of compiled steps, where nothing was compiled
+            tent, vmp = (_fastest([r for r in rows if among(r)], network, kind) for kind in ("tent", "vmp"))
+            if tent and vmp:
+                out.append((network, what, vmp[of] / tent[of], bar))
+        released, vmp = (_fastest(rows, network, kind) for kind in ("released", "vmp"))
+        if released and vmp:
+            out.append(
+                (network, "released formulation over VMP", released["ms"] / vmp["ms"], -RELEASED.get(network, 1))
+            )
     return out
 
 
@@ -90,9 +96,9 @@ def _ratios(rows: list[dict[str, Any]]) -> str:
     return markdown(("network", "ratio", "found", "bar", "held"), lines)
 
 
-def _fastest(rows: list[dict[str, Any]], network: str) -> dict[str, Any] | None:
-    tents = [r for r in rows if r["case"]["network"] == network and r["kind"] == "tent" and "ms" in r]
-    return min(tents, key=lambda r: r["ms"], default=None)
+def _fastest(rows: list[dict[str, Any]], network: str, kind: str = "tent") -> dict[str, Any] | None:
+    own = [r for r in rows if r["case"]["network"] == network and r["kind"] == kind and "ms" in r]
+    return min(own, key=lambda r: r["ms"], default=None)
 
 
 def _growth(rows: list[dict[str, Any]]) -> str:

@@ -88,21 +88,27 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
-def make_step(kind: str, case: Case, device: torch.device, compiled: bool = False, low: bool = True) -> Step:
+def make_step(
+    kind: str, case: Case, device: torch.device, compiled: bool = False, low: bool = True, graphs: bool = False
+) -> Step:
     """Return a step of one rival.
 
     Args:
         kind: one of `STEPS`.
         compiled: the loss as one graph of torch.compile.
         low: channels-last and bfloat16 autocast; else contiguous and float32 (tf32 on a GPU).
+        graphs: its kernels are launched by CUDA graphs, so that none waits for Python: the compiler's own, or one of
+            the whole uncompiled step.
     """
     net = case.build().to(device)
     if low:
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     loss, parameters = _LOSSES[kind](net, case)
     if compiled:
-        loss = torch.compile(loss, fullgraph=True)
-    optimiser = torch.optim.Adam(parameters, lr=1e-5, fused=True if device.type == "cuda" else None)
+        loss = torch.compile(loss, fullgraph=True, mode="reduce-overhead" if graphs else None)
+    captured = graphs and not compiled
+    fused = True if device.type == "cuda" else None
+    optimiser = torch.optim.Adam(parameters, lr=1e-5, fused=fused, capturable=captured)
 
     def step(x: Tensor) -> None:
         for sample in range(case.samples if kind == "vmp" else 1):
@@ -113,7 +119,31 @@ def make_step(kind: str, case: Case, device: torch.device, compiled: bool = Fals
         optimiser.step()
         optimiser.zero_grad()
 
-    return step
+    return Captured(step) if captured else step
+
+
+class Captured:
+    """A step as one CUDA graph, captured at the first call; each call replays it on its batch."""
+
+    def __init__(self, step: Step) -> None:
+        self.step, self.graph, self.x = step, torch.cuda.CUDAGraph(), torch.empty(0)
+
+    def __call__(self, x: Tensor) -> None:
+        """Take the step."""
+        if not self.x.numel():
+            self._capture(x)
+        self.x.copy_(x)
+        self.graph.replay()
+
+    def _capture(self, x: Tensor) -> None:
+        self.x, side = x.clone(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # first calls compile kernels and make the optimiser's state
+                self.step(self.x)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(self.graph):
+            self.step(self.x)
 
 
 def vmp_network(net: nn.Module, **changes: Any) -> Perturbed:

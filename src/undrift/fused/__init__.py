@@ -9,7 +9,7 @@
 cache; `operators` and `traced` register the functions with torch.library.
 """
 
-from undrift.fused.dispatch import add_noise, force, quick, square_sum
+from undrift.fused.dispatch import add_noise, box, force, quick, square_sum
 from undrift.fused.epsilon import normal
 
-__all__ = ["add_noise", "force", "normal", "quick", "square_sum"]
+__all__ = ["add_noise", "box", "force", "normal", "quick", "square_sum"]

@@ -79,15 +79,29 @@ class Call:
             self._quick = quick
 
     def _direct(self, compiled: Any) -> Callable[[int, list[int]], None]:
-        run, function, packed, (across, down) = compiled.run, compiled.function, compiled.packed_metadata, self.grid
+        run, head = _launcher(compiled.run)
+        function, packed, (across, down) = compiled.function, compiled.packed_metadata, self.grid
         # From 3.3 on Triton's launcher is given the compile-time constants too.
         tail = (*self.numbers, *(self.constants.values() if triton_version() >= (3, 3) else ()))
+        # After the kernel: no metadata and no hooks, which are for profilers.
+        head = (function, *head, packed, None, None, None)
 
         def quick(stream: int, pointers: list[int]) -> None:
-            # After the kernel: no metadata and no hooks, which are for profilers.
-            run(across, down, 1, stream, function, packed, None, None, None, *pointers, *tail)
+            run(across, down, 1, stream, *head, *pointers, *tail)
 
         return quick
+
+
+def _launcher(run: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """Return what launches a kernel, and what it wants first: from 3.5 on an object of Python that asks for memory.
+
+    Our kernels want none, and what it calls with none can be called at once.
+    """
+    sizes = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    launch = getattr(run, "launch", None)
+    if launch is None or sizes != [0, 0]:
+        return run, ()
+    return launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

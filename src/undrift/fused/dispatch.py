@@ -9,10 +9,10 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError, UndriftWarning
@@ -65,7 +65,8 @@ def _compiled(large: Tensor) -> Path:
 
 
 def _exporting() -> bool:
-    return bool(getattr(torch.compiler, "is_exporting", bool)())
+    # Not torch.compiler.is_exporting: under the compiler of some versions (2.11) it says yes to whatever is traced.
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 # torch.library.triton_op came with PyTorch 2.6; where it is missing the opaque operators do.
@@ -111,10 +112,12 @@ def _instead(reason: str, why: str) -> Path:
     return "plain"
 
 
-@cache
+_TRITON = importlib.util.find_spec("triton") is not None  # here: the compiler traces has_triton, and not find_spec
+
+
 def has_triton() -> bool:
     """Return whether Triton is installed; it is imported by the first call of a kernel."""
-    return importlib.util.find_spec("triton") is not None
+    return _TRITON
 
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
@@ -127,6 +130,17 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
 
         return operators.square_sum(x, groups, last)
     return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+
+
+def box(plane: Tensor, shape: torch.Size, how: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Return the sums of a plane under windows: their size, stride and padding; `shape` ends with the output's."""
+    if choose(plane) == "traced":
+        from undrift.fused import traced
+
+        window, stride, padding = (list(sizes) for sizes in how)
+        return traced.box(plane, *shape[2:], window, stride, padding)
+    window_size, strides, pad = how
+    return F.avg_pool2d(plane, window_size, strides, pad, divisor_override=1)
 
 
 def add_noise(

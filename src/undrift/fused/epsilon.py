@@ -22,11 +22,11 @@ ANGLE_BITS = 12
 # where the sine already has the law it has on the whole circle, and the cosine needs a sign; it is counted in steps of
 # π/2^ANGLE_BITS. The polynomials (least squares at Chebyshev points) are within 6e-7 of the sine, 7e-6 of the cosine.
 HALF = (2**ANGLE_BITS - 1) / 2
-_ROOT = math.sqrt(2 * math.log(2))
+ROOT = math.sqrt(2 * math.log(2))
 _SINE = (3.141581975, -5.167141302, 2.541887067, -0.554608852)
 _COSINE = (0.999993249, -4.933934668, 4.041248102, -1.222031763)
-SINE = tuple(_ROOT * c * 2.0 ** (-ANGLE_BITS * (2 * k + 1)) for k, c in enumerate(_SINE))
-COSINE = tuple(_ROOT * c * 2.0 ** (-ANGLE_BITS * 2 * k) for k, c in enumerate(_COSINE))
+SINE = tuple(ROOT * c * 2.0 ** (-ANGLE_BITS * (2 * k + 1)) for k, c in enumerate(_SINE))
+COSINE = tuple(ROOT * c * 2.0 ** (-ANGLE_BITS * 2 * k) for k, c in enumerate(_COSINE))
 
 
 def signed(word: int) -> int:

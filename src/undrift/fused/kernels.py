@@ -12,32 +12,47 @@ Every sum is made in one fixed order, without atomics: the same key and gradient
 # ruff: noqa: N803
 # Triton compiles these functions itself: they are not typed Python, and their compile-time constants are in capitals.
 
+import math
 import os
 
 import torch
 import triton
 import triton.language as tl
 
-from undrift.fused.epsilon import COSINE, FACTORS, HALF, SHIFTS, SINE
+from undrift.fused.epsilon import COSINE, FACTORS, HALF, ROOT, SHIFTS, SINE
 
 _S0, _S1, _S2, _S3 = (tl.constexpr(s) for s in SHIFTS)
 _F0, _F1, _F2 = (tl.constexpr(f) for f in FACTORS)
 _P0, _P1, _P2, _P3 = (tl.constexpr(c) for c in SINE)
 _Q0, _Q1, _Q2, _Q3 = (tl.constexpr(c) for c in COSINE)
-_HALF = tl.constexpr(HALF)
+_HALF, _TURN, _TWO_LN_TWO = (tl.constexpr(c) for c in (HALF, math.pi, ROOT**2))
 # NVIDIA's own instructions; neither AMD's compiler nor Triton's interpreter knows them.
 _FAST = tl.constexpr(torch.version.cuda is not None and os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
-def _radius(u):
-    """Return √(−log₂ u) for u in (0, 1), to 2^-22: Triton's own take twenty more instructions for the last bits."""
+def _radius(u, plane):
+    """Return √(−log₂ u · plane) for u in (0, 1), to 2^-22: Triton's own take twenty instructions for the last bits.
+
+    NVIDIA's sines do not hold Box-Muller's √(2 ln 2), as our polynomials do: there it is in the radius.
+    """
     if _FAST:
-        log = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [u], tl.float32, is_pure=True, pack=1)
         return tl.inline_asm_elementwise(
-            "sqrt.approx.ftz.f32 $0, $1;", "=f,f", [-log], tl.float32, is_pure=True, pack=1
-        )
-    return tl.sqrt(-tl.log2(u))
+            "{ .reg .f32 t; lg2.approx.ftz.f32 t, $1; mul.ftz.f32 t, t, $2; sqrt.approx.ftz.f32 $0, t; }",
+            "=f,f,f", [u, -_TWO_LN_TWO * plane], tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return tl.sqrt(plane) * tl.sqrt(-tl.log2(u))
+
+
+@triton.jit
+def _fraction(bits, MASK: tl.constexpr):
+    """Return the float in [1, 2) with these bits of its fraction."""
+    if _FAST:
+        word = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [bits, MASK, 0x3F800000], tl.int32, is_pure=True, pack=1
+        )  # and-or at once
+        return word.to(tl.float32, bitcast=True)
+    return ((bits & MASK) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -52,23 +67,28 @@ def sigma(log_var):
 
 
 @triton.jit
-def pair(counter, high, scale):
-    """Return scale·ε twice (`pair` of undrift.fused.epsilon) for counters, to which the key's lower word was added."""
+def pair(counter, high, plane):
+    """Return √plane·ε twice (`pair` of undrift.fused.epsilon) for counters, to which the key's lower word was added."""
     z = counter
     z = (z ^ (z >> _S0)) * _F0 + high
     z = (z ^ (z >> _S1)) * _F1
     z = (z ^ (z >> _S2)) * _F2
     z = z ^ (z >> _S3)
     # Bits put where a float has its fraction are a float already: a conversion takes longer.
-    u = (((z >> 9) & 0x7FFFF0) | 0x3F800000).to(tl.float32, bitcast=True) - 0.99999904632568359375
-    angle = ((z & 4095) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0 - _HALF
-    radius = scale * _radius(u)
-    square = angle * angle
-    sine = ((_P3 * square + _P2) * square + _P1) * square + _P0
-    cosine = ((_Q3 * square + _Q2) * square + _Q1) * square + _Q0
+    u = _fraction(z >> 9, 0x7FFFF0) - 0.99999904632568359375
+    radius = _radius(u, plane)
+    if _FAST:  # two instructions on a unit of their own, where the polynomials take ten of the one that all wait for
+        theta = _fraction(z << 11, 0x7FF800) * _TURN - (1.5 - 0.5 / 4096) * _TURN
+        sine = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [theta], tl.float32, True, 1)
+        cosine = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [theta], tl.float32, True, 1)
+    else:
+        angle = ((z & 4095) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0 - _HALF
+        square = angle * angle
+        sine = (((_P3 * square + _P2) * square + _P1) * square + _P0) * angle
+        cosine = ((_Q3 * square + _Q2) * square + _Q1) * square + _Q0
     # The bit above the angle is the cosine's sign: it goes where a float32 has its own.
     turned = (radius.to(tl.uint32, bitcast=True) ^ ((z << 19) & 0x80000000)).to(tl.float32, bitcast=True)
-    return radius * (sine * angle), turned * cosine
+    return radius * sine, turned * cosine
 
 
 @triton.jit
@@ -136,21 +156,20 @@ def add_noise_kernel(
     LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write y + σ·√plane·ε; out has y's strides."""
-    q = tl.program_id(0) * BP + tl.arange(0, BP)
     low, high = words(key_ptr)
-    base = _base(q, per_image, 2 * half, LAST, WIDE)
-    counter = _counter(q, first, half, per_image, low)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
-    root = tl.sqrt(tl.load(plane_ptr + q, mask=q < positions, other=0.0))[:, None]
-    for start in range(tl.program_id(1) * WIDTH, half, tl.num_programs(1) * WIDTH):
-        c = start + tl.arange(0, WIDTH)
+    sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
+    sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+    for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
+        q = block * BP + tl.arange(0, BP)
         mask = (q < positions)[:, None] & (c < half)[None, :]
-        offset = base[:, None] + (c * step)[None, :]
+        offset = _base(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
         y0 = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         y1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
-        sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
-        sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
-        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, root)
+        plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
+        counter = _counter(q, first, half, per_image, low)
+        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
         tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
         tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
 
@@ -180,9 +199,9 @@ def noise_gradients_kernel(
         offset = base[:, None] + (c * step)[None, :]
         grad0 = tl.load(grad_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         grad1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
-        root = tl.sqrt(tl.load(plane_ptr + q, mask=q < positions, other=0.0))[:, None]
+        plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
         counter = _counter(q, first, half, per_image, low)
-        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, root)
+        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
         pull0, pull1 = grad0 * e0, grad1 * e1
         total0 += pull0
         total1 += pull1

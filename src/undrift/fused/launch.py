@@ -63,12 +63,11 @@ class Noises:
         if halves(shape, groups):
             half, gpus = shape.channels // 2, tiles.processors(device)
             numbers = (first, shape.positions, shape.per_image, half)
-            cut, cut_sums = tiles.tile(shape, half, gpus), tiles.sum_tile(shape, half, gpus)
+            cut = tiles.sum_tile(shape, half, gpus)
             constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
             self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,))
-            constants = constants | {"BP": cut_sums.positions, "WIDTH": cut_sums.width}
-            self.sums = Call(kernels.noise_gradients_kernel, cut_sums.programs, numbers, constants, device, (4,))
-            parts, blocks = cut_sums.programs
+            self.sums = Call(kernels.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,))
+            parts, blocks = cut.programs
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)
             programs = cdiv(shape.positions, FINISH["PLANE"]) + cdiv(shape.channels, FINISH["WIDTH"])
             counts = (shape.positions, shape.channels, blocks, parts)

@@ -96,7 +96,8 @@ def sum_tile(shape: Shape, columns: int, gpus: int) -> Tile:
 def _width(shape: Shape, columns: int) -> int:
     widest = 64 if shape.last else 8
     width = min(widest, columns & -columns)  # no empty columns: a network's widths are multiples of 32
-    return width if width >= min(16, widest) else min(widest, power(columns))
+    # Sixteen would be a pair of sectors at a time: 80 µs where a copy takes 33 (80 pairs of channels, on an H200).
+    return width if width >= min(32, widest) else min(widest, max(power(columns) if columns < 32 else 32, 1))
 
 
 def group_tile(shape: Shape, groups: int) -> tuple[int, int, int]:

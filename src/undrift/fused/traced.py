@@ -14,6 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from undrift.fused import tiles
 from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel
+from undrift.fused.kernels_box import box_gradient_kernel, box_kernel
 from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
 from undrift.fused.launch import FINISH, Noises, first_of
 
@@ -79,3 +80,47 @@ def _add_noise_backward(ctx: Any, grad: Tensor) -> Any:
 
 
 add_noise.register_autograd(_add_noise_backward, setup_context=_keep_noise)
+
+
+# The box filter ---------------------------------------------------------------------------------------------------
+
+_BLOCK = 256
+
+
+@triton_op("undrift::box_traced", mutates_args=())
+def box(plane: Tensor, out_height: int, out_width: int, window: list[int], stride: list[int], pad: list[int]) -> Tensor:
+    """Return the sums of a plane (batch × groups × height × width) under each window."""
+    plane = plane.contiguous()
+    height, width = plane.shape[2:]
+    out = plane.new_empty((*plane.shape[:2], out_height, out_width))
+    if out.numel():
+        wrap_triton(box_kernel)[(tiles.cdiv(out.numel(), _BLOCK),)](
+            plane, out, out.numel(), height, width, out_height, out_width, *stride, *pad, *window, _BLOCK
+        )
+    return out
+
+
+@triton_op("undrift::box_gradient_traced", mutates_args=())
+def box_gradient(grad: Tensor, height: int, width: int, window: list[int], stride: list[int], pad: list[int]) -> Tensor:
+    """Return the plane's gradient for one of its box filter's."""
+    grad = grad.contiguous()
+    out_height, out_width = grad.shape[2:]
+    out = grad.new_empty((*grad.shape[:2], height, width))
+    if out.numel():
+        wrap_triton(box_gradient_kernel)[(tiles.cdiv(out.numel(), _BLOCK),)](
+            grad, out, out.numel(), height, width, out_height, out_width, *stride, *pad, *window, _BLOCK
+        )
+    return out
+
+
+def _keep_box(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    plane, _, _, *ctx.settings = inputs
+    ctx.sizes = plane.shape[2:]
+
+
+def _box_backward(ctx: Any, grad: Tensor) -> Any:
+    back = box_gradient(grad, *ctx.sizes, *ctx.settings) if ctx.needs_input_grad[0] else None
+    return back, None, None, None, None, None
+
+
+box.register_autograd(_box_backward, setup_context=_keep_box)
