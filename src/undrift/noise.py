@@ -119,12 +119,16 @@ class Noise(nn.Module):
 
     def _quick(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
         """Return y with its noise by one node of autograd, or None where that cannot be: autocast need not be left."""
-        if self.sharing != "kernel" or self.energy == "centred" or not quick(x, y):
+        if self.sharing != "kernel" or not quick(x, y):
             return None
         spec, dims = _spec(layer, self.offset if self.energy == "offset" else 0.0)
         log_var, place = self.log_var, x.get_device()
         if spec is None or y.ndim <= dims or log_var.get_device() != place:
             return None
+        if self.energy == "centred":
+            if x.requires_grad:
+                return None
+            x = centred(layer, x)  # images: nothing goes back through their mean
         if key.get_device() != place:
             key = key.to(x.device)
         return noisy(x, y, log_var, key, rank() * y.shape[0], spec)
@@ -168,16 +172,18 @@ def _spec(layer: Any, offset: float) -> tuple[Spec | None, int]:
     """Return what the noise must know of a layer (None: more than fits), and the dimensions of an unbatched output."""
     if isinstance(layer, nn.Linear):
         return Spec(True, 1, (), offset * layer.in_features), 1
-    window = layer.kernel_size
+    own = layer.__dict__  # no method of Module's: this is asked once a layer and pass
     asked = (
-        type(layer), window, layer.stride, layer.padding, layer.dilation, layer.padding_mode, layer.groups,
-        layer.in_channels, offset,
+        type(layer), own["kernel_size"], own["stride"], own["padding"], own["dilation"], own["padding_mode"],
+        own["groups"], own["in_channels"], offset,
     )  # fmt: skip
-    if asked not in _specs:
+    try:
+        spec = _specs[asked]
+    except KeyError:
         pool = layers.pool(layer)
         extra = offset * (layer.in_channels // layer.groups)
-        _specs[asked] = None if pool is None else Spec(False, layer.groups, pool, extra)
-    return _specs[asked], len(window) + 1
+        spec = _specs[asked] = None if pool is None else Spec(False, layer.groups, pool, extra)
+    return spec, len(own["kernel_size"]) + 1
 
 
 class Rerun(nn.Module):

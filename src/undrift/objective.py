@@ -30,9 +30,12 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
         raise OptionError(f"reduction={reduction!r} is not one of mean, sum.")
     noises = model.noises()
     total = model.key.step.new_zeros((), dtype=noises[0].log_var.dtype if noises else torch.float32)
-    places = dict.fromkeys((noise.log_var.device, noise.log_var.dtype) for noise in noises)
-    for place in places:
-        total = total + _kl_there([n for n in noises if (n.log_var.device, n.log_var.dtype) == place]).to(total.device)
+    places: dict[object, list[Noise]] = {}
+    for noise in noises:
+        own = noise.log_var
+        places.setdefault((own.device, own.dtype), []).append(noise)
+    for there in places.values():
+        total = total + _kl_there(there).to(total.device)
     for shift in _shifts(model):
         total = total + shift.to(total.device)
     return total / max(1, sum(n.weights for n in noises)) if reduction == "mean" else total
@@ -58,8 +61,9 @@ def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
     """Return the logarithm of each variance's prior and the weights behind it, as one row; made once."""
     if torch.compiler.is_compiling():
         return _row_of_priors(noises)
-    # A network that moved to another device has new tensors.
-    marks: list[object] = [(id(n.prior_var), n.prior_var.data_ptr()) for n in noises]
+    # A network that moved to another device has new tensors: its buffers are other objects, or elsewhere in memory.
+    first, last = noises[0].prior_var, noises[-1].prior_var
+    marks: list[object] = [len(noises), id(first), first.data_ptr(), id(last), last.data_ptr()]
     found = _known.get(noises[0])
     if found is None or found[0] != marks:
         with torch.inference_mode(False), torch.no_grad():  # to be used in training steps later

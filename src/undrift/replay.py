@@ -33,16 +33,21 @@ class Replay:
         if self.recording and not in_backward():
             self._table()
 
+    def idle(self) -> bool:
+        """Return whether what is asked for here is a first run, and cannot be asked for again.
+
+        A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
+        has them. Nothing else runs again, and nothing else needs a ticket.
+        """
+        return not (in_backward() or _hooked()) if torch.is_grad_enabled() else not self.recording
+
     def once(self, make: Callable[[], T]) -> T:
         """Return make(), or what it gave when this part of the network first ran."""
-        grad = torch.is_grad_enabled()
-        if grad and in_backward():
-            return self._find(_ticket())
-        # A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
-        # has them. Nothing else can run again, and needs no ticket.
-        if not (_hooked() if grad else self.recording):
+        if self.idle():
             return make()
         ticket = _ticket()
+        if torch.is_grad_enabled() and in_backward():
+            return self._find(ticket)
         value = make()
         table = next(reversed(self.forwards.values())) if self.forwards else self._table()
         table[ticket] = value

@@ -94,7 +94,7 @@ class _Noisy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: _Plan) -> Tensor:
         out, plane = _forward(x, y, log_var, key, plan)
-        ctx.save_for_backward(x, plane, log_var, key)
+        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
         ctx.plan = plan
         return out
 
