@@ -123,8 +123,10 @@ def has_triton() -> bool:
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
     path = choose(x)
-    if path in {"plain", "cpu", "traced"}:  # a compiler makes one kernel of this and of what makes x
+    if path in {"plain", "cpu"}:
         return plain.square_sum(x, groups, last)
+    if path == "traced":
+        return _TracedSquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
     if path == "operator":
         from undrift.fused import operators
 
@@ -159,6 +161,24 @@ def add_noise(
 
         return traced.add_noise(y, plane, log_var, key, first_row, groups, last)
     return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
+
+
+class _TracedSquareSum(torch.autograd.Function):
+    """For the compiler, which makes one kernel of this and of what makes x, and another of 2·x·grad and what reads it.
+
+    Left to autograd, the backward pass would want 2·x in float32, and the compiler keeps that beside x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: int, last: bool) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.settings = (groups, last)
+        return plain.square_sum(x, groups, last)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return plain.square_sum_gradient(grad, x, *ctx.settings), None, None
 
 
 class _SquareSum(torch.autograd.Function):

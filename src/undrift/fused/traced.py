@@ -74,6 +74,7 @@ def _keep_noise(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # n
 
 def _add_noise_backward(ctx: Any, grad: Tensor) -> Any:
     grads: Any = (None, None)
+    grad = tiles.dense(grad, ctx.settings[-1])  # one copy, where there must be one, for us and for the layer
     if any(ctx.needs_input_grad[1:3]):
         grads = noise_gradients(grad, *ctx.saved_tensors, *ctx.settings)
     return grad, *grads, None, None, None, None
