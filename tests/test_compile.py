@@ -136,15 +136,41 @@ class Blocks(nn.Module):
         return self.block(x)
 
 
-def test_checkpointing_inside_a_full_graph() -> None:
-    def run(checkpointed: bool) -> list[Tensor]:
+class Middle(nn.Module):
+    """Three layers, of which the middle one may run again; each has keys of its own."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 2)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        x = checkpoint(self.part, x, use_reentrant=False) if self.checkpointed else self.part(x)
+        return self.c(x.mean((2, 3)))
+
+    def part(self, x: Tensor) -> Tensor:
+        return torch.relu(self.b(x))
+
+
+@pytest.mark.parametrize("kind", [Blocks, Middle])
+def test_checkpointing_inside_a_full_graph(kind: type[Blocks] | type[Middle]) -> None:
+    """The backward pass must not compute a step's keys from a counter that has moved on."""
+
+    def run(checkpointed: bool, compile_it: bool) -> list[Tensor]:
         torch.manual_seed(0)
-        model = undrift.perturb(Blocks(checkpointed=checkpointed), generator=torch.Generator().manual_seed(2))
-        compiled(model)(torch.ones(3, 4)).square().sum().backward()
+        net, generator = kind(checkpointed=checkpointed), torch.Generator().manual_seed(2)
+        model = undrift.perturb(net, linear_sharing="kernel", generator=generator, init_fraction=0.1)
+        # This one, as Inductor, moves the counter inside the graph.
+        call = torch.compile(model, fullgraph=True, backend="aot_eager") if compile_it else model
+        x = torch.ones(3, 4) if kind is Blocks else torch.linspace(0, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
+        call(x).square().sum().backward()
         return [n.log_var.grad for n in model.noise.values()]
 
-    for a, b in zip(run(False), run(True), strict=True):
-        torch.testing.assert_close(a, b)
+    want = run(False, False)
+    for checkpointed in (False, True):
+        for got, expected in zip(run(checkpointed, True), want, strict=True):
+            torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo, at a graph break

@@ -41,6 +41,12 @@ def mix(z: Tensor) -> Tensor:
     return z ^ _shift(z, 31)
 
 
+def keys_of(seed: Tensor, step: Tensor, count: int) -> Tensor:
+    """Return the first keys of a step: SplitMix64's own stream, 2^20 keys a step."""
+    # The step is added before the product: the compiler would take arange·γ for an index, and an index does not wrap.
+    return mix(seed + (torch.arange(count, device=step.device) + step * (1 << 20)) * _GOLDEN)
+
+
 def _wrap(number: int) -> int:
     """Return the number as a signed 64-bit integer: Python's do not wrap by themselves."""
     return (number + 2**63) % 2**64 - 2**63
@@ -122,9 +128,11 @@ class Key(nn.Module):
         if not self.enabled:
             return
         if torch.compiler.is_compiling():
+            from undrift import _keys_operator
+
             self.step.add_(1)
             self.traced = count_traced(self.ident) == 0
-            self.graph = self._keys()
+            self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights)
             self.stale = True
         else:
             self._begin()
@@ -203,10 +211,7 @@ class Key(nn.Module):
 
     def _keys(self) -> Tensor:
         """Return the keys of the step that `step` stands at: 2k and 2k + 1 are weight k's."""
-        # SplitMix64's own stream, 2^20 keys a step. The step is added before the product: the compiler would take
-        # arange·γ for an index, and an index does not wrap around.
-        count = torch.arange(2 * self.weights, device=self.step.device) + self.step * (1 << 20)
-        return mix(self.seed + count * _GOLDEN)
+        return keys_of(self.seed, self.step, 2 * self.weights)
 
     def _now(self) -> Tensor:
         if self._in_graph():

@@ -125,8 +125,12 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     path = choose(x)
     if path in {"plain", "cpu"}:
         return plain.square_sum(x, groups, last)
-    if path == "traced":
+    if path == "traced" and last:
         return _TracedSquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+    if path == "traced":
+        from undrift.fused import traced
+
+        return traced.square_sum(x, groups)
     if path == "operator":
         from undrift.fused import operators
 

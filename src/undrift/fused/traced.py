@@ -1,9 +1,10 @@
 """The fused functions for a graph that is compiled for CUDA: operators that the compiler looks into.
 
-It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: the sum of squares with what
-makes the layer's input, 2·x·grad with what reads the gradient. Only ε and its two sums stay kernels of ours: given
-PyTorch's operators for those too, the compiler draws ε again in each kernel that reads the output (on an H200 a
-WRN-28-10 step of 26.9 ms, where Tent's takes 13.3).
+It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: 2·x·grad with what reads the
+gradient, a linear layer's sum of squares with the LayerNorm before it. A convolution's sum of squares is a kernel of
+ours: fused, it makes reductions of the simple kernels that end in ReLU, and they lose more than reading x again takes.
+ε and its two sums are ours too: given PyTorch's operators, the compiler draws ε again in each kernel that reads the
+output (on an H200 a WRN-28-10 step of 26.9 ms, where Tent's takes 13.3).
 """
 
 from typing import Any
@@ -12,11 +13,15 @@ import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from undrift.fused import tiles
-from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel
+from undrift.fused import plain, tiles
+from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel, square_sum_kernel
 from undrift.fused.kernels_box import box_gradient_kernel, box_kernel
-from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
-from undrift.fused.launch import FINISH, Noises, first_of
+from undrift.fused.kernels_grouped import (
+    grouped_add_noise_kernel,
+    grouped_noise_gradients_kernel,
+    grouped_square_sum_kernel,
+)
+from undrift.fused.launch import FINISH, Noises, Sums, first_of
 
 
 def _plan(y: Tensor, first_row: int, groups: int, last: bool) -> Noises:
@@ -81,6 +86,34 @@ def _add_noise_backward(ctx: Any, grad: Tensor) -> Any:
 
 
 add_noise.register_autograd(_add_noise_backward, setup_context=_keep_noise)
+
+
+# The energy ------------------------------------------------------------------------------------------------------
+
+
+@triton_op("undrift::square_sum_traced", mutates_args=())
+def square_sum(x: Tensor, groups: int) -> Tensor:
+    """Return Σ x² over each group's channels of a convolution's input, in float32."""
+    x = tiles.dense(x, False)
+    out = x.new_empty((x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
+    if out.numel():
+        call = Sums(tiles.shape_of(x, False), groups, x.device.index or 0).total
+        kernel = square_sum_kernel if groups == 1 else grouped_square_sum_kernel
+        wrap_triton(kernel)[call.grid](x, out, *call.numbers, **call.constants)
+    return out
+
+
+def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    x, ctx.groups = inputs
+    ctx.save_for_backward(x)
+
+
+def _square_sum_backward(ctx: Any, grad: Tensor) -> Any:
+    (x,) = ctx.saved_tensors
+    return plain.square_sum_gradient(grad, x, ctx.groups, False), None
+
+
+square_sum.register_autograd(_square_sum_backward, setup_context=_keep_input)
 
 
 # The box filter ---------------------------------------------------------------------------------------------------
