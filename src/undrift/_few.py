@@ -1,4 +1,4 @@
-"""A prediction from few passes: the mean network and one or two draws, as unsure as the average of many draws is."""
+"""A prediction from two draws, as unsure as the average of many draws is."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from undrift.prediction import Prediction, entropy_of
 
-# The mean network's part in the logits: it has no noise of its own, but draws are less sure on average than it is.
-MEAN_PART = 0.5
+# The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. The former is
+# the better guess, better than ten draws even, the latter what averaging draws does.
+LOGITS_PART = 0.5
 HOTTEST = 16.0
 _GRID = 17
 
@@ -20,41 +21,27 @@ class Few:
     """What a batch leaves behind for `answer`.
 
     Attributes:
-        logits: those of the mean network and the mean of the image's draws, averaged; a row an image.
-        mean_entropy: mean over an image's draws of the softmax's entropy.
-        one: Σ p² of a draw, summed over images, and their number.
-        both: Σ p₁ p₂ and ½ Σ (p₁² + p₂²), summed over the images that were drawn twice, and their number.
+        logits: an image's two draws, averaged; a row an image.
+        mean_entropy: mean over both draws of the softmax's entropy.
+        both: Σ p₁ p₂ and ½ Σ (p₁² + p₂²), summed over images, and their number.
         sound: for each image of the batch, whether it has a row here.
     """
 
     logits: Tensor
     mean_entropy: Tensor
-    one: Tensor
     both: Tensor
     sound: Tensor
 
     @staticmethod
-    def of(
-        mean: Tensor, first: Tensor, second: Tensor, stride: int, sound: Tensor, mean_part: float = MEAN_PART
-    ) -> "Few":
-        """Return what the logits of the mean network, of a draw, and of another of each stride-th image leave."""
+    def of(first: Tensor, second: Tensor, sound: Tensor, part: float = LOGITS_PART) -> "Few":
+        """Return what the logits of two draws leave."""
         # Half precision would round the small differences between draws away.
-        wide = torch.promote_types(mean.dtype, torch.float32)
-        mean, first, second = mean.to(wide), first.to(wide), second.to(wide)
-        p, q = first.softmax(dim=1), second.softmax(dim=1)
-        across, square = (p[::stride] * q).sum(1), p.square().sum(1)
-        halves = (square[::stride] + q.square().sum(1)) / 2
-        square[::stride] = halves  # an image counts once, however often it was drawn
-        drawn, entropy = first.clone(), entropy_of(p)
-        drawn[::stride] = (first[::stride] + second) / 2
-        entropy[::stride] = (entropy[::stride] + entropy_of(q)) / 2
-        return Few(
-            mean_part * mean + (1 - mean_part) * drawn,
-            entropy,
-            _totals(square),
-            _totals(across, halves),
-            sound,
-        )
+        wide = torch.promote_types(first.dtype, torch.float32)
+        logs = [draw.to(wide).log_softmax(dim=1) for draw in (first, second)]
+        p, q = (log.exp() for log in logs)
+        logits = part * (logs[0] + logs[1]) / 2 + (1 - part) * torch.logaddexp(*logs)
+        halves = (p.square().sum(1) + q.square().sum(1)) / 2
+        return Few(logits, (entropy_of(p) + entropy_of(q)) / 2, _totals((p * q).sum(1), halves), sound)
 
 
 def answer(parts: Sequence[Few], samples: int) -> Prediction:
@@ -65,9 +52,8 @@ def answer(parts: Sequence[Few], samples: int) -> Prediction:
 
         Σ p̄² = (1 − 1/S) Σ p₁ p₂ + (1/S) ½ Σ (p₁² + p₂²).
     """
-    one, both = sum((part.one for part in parts[1:]), parts[0].one), sum((p.both for p in parts[1:]), parts[0].both)
-    shared = torch.where(both[1] > 0, both[0] / both[1], 1.0)  # of what a draw is sure of, what all draws are sure of
-    target = one[0] / one[1].clamp_min(1) * (1 - (1 - shared) * (1 - 1 / samples))
+    across, halves, count = sum((part.both for part in parts[1:]), parts[0].both)
+    target = ((1 - 1 / samples) * across + halves / samples) / count.clamp_min(1)
     heat = temperature_of([part.logits for part in parts], target)
     return Prediction.cat(
         Prediction.of((part.logits / heat).softmax(dim=1), part.mean_entropy, part.sound) for part in parts

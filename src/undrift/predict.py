@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from undrift._adapted import keeping_noise
 from undrift._batches import images_of, to_device
-from undrift._draws import draw, foldable
+from undrift._draws import draw
 from undrift._errors import DataError, OptionError, OutputError
 from undrift._few import Few, answer
 from undrift._outputs import logits as logits_of
@@ -42,9 +42,9 @@ def predict(
     and each row has noise of its own. Where a draw is one Δw for the batch, or batch norms compute statistics of the
     batch, each draw is a pass. A network that mixes images in another way needs `fold_limit=0`.
 
-    The mode "fast" asks the mean network once, all images for one draw and every second one for another: two and a half
-    passes, whatever `samples` is. It answers with their logits at the temperature that makes them as unsure, over all
-    images of the call, as the average of `samples` draws (docs/uncertainty.md says how near that comes).
+    The mode "fast" makes two draws, whatever `samples` is. It answers with their average at the temperature that makes
+    it as unsure, over all images of the call, as the average of `samples` draws (docs/uncertainty.md says how near
+    that comes).
 
     Args:
         model: a perturbed network, or any other, which gives one deterministic answer.
@@ -128,18 +128,12 @@ def _from_few(
         images, sound = _sound(model, batch)
         if len(images) == 0:
             nothing = some_logits(model, images)[:0]
-            parts.append(Few.of(nothing, nothing, nothing, 1, sound))
+            parts.append(Few.of(nothing, nothing, sound))
             continue
-        # Half a batch has other batch statistics than the whole, and one Δw serves however many images there are. Every
-        # second image, not the first half: of a sorted data set that would be a part of the classes.
-        stride = 2 if foldable(model) else 1
-        again = images[::stride]
-        with model.mean():
-            mean = forward(model, images) / temperature
         with model.rest():
-            passes = list(draw(model, [images, again], fold_limit, partial(forward, model)))
-        first, second = (torch.cat(passes) / temperature).split([len(images), len(again)])
-        parts.append(Few.of(mean, first, second, stride, sound))
+            passes = list(draw(model, [images, images], fold_limit, partial(forward, model)))
+        first, second = (torch.cat(passes) / temperature).chunk(2)
+        parts.append(Few.of(first, second, sound))
     return answer(parts, samples) if parts else Prediction.cat([])
 
 
