@@ -130,7 +130,7 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     if path == "traced":
         from undrift.fused import traced
 
-        return traced.square_sum(x, groups)
+        return traced.square_sum(x, groups, last)
     if path == "operator":
         from undrift.fused import operators
 

@@ -5,12 +5,10 @@ On CUDA they run Triton's kernels, elsewhere PyTorch's own operators. Their back
 ε again. A second derivative is not provided: autograd says so when asked for one.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from undrift.fused import plain
+from undrift.fused import gradients, plain
 
 
 def _launches(tensor: Tensor) -> bool:
@@ -37,18 +35,7 @@ def _(x: Tensor, groups: int, last: bool) -> Tensor:
     return x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=dtype)
 
 
-def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.groups, ctx.last = inputs
-    ctx.save_for_backward(x)
-
-
-def _square_sum_backward(ctx: Any, grad: Tensor) -> Any:
-    # Plain operators: a compiler makes one kernel of this product and the sum with the layer's own gradient.
-    (x,) = ctx.saved_tensors
-    return plain.square_sum_gradient(grad, x, ctx.groups, ctx.last), None, None
-
-
-square_sum.register_autograd(_square_sum_backward, setup_context=_keep_input)
+gradients.of_square_sum(square_sum)
 
 
 @torch.library.custom_op("undrift::add_noise", mutates_args=())
@@ -88,16 +75,4 @@ def _(
     return plane.new_empty(plane.shape), torch.empty_like(log_var)
 
 
-def _keep_noise(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, plane, log_var, key, *ctx.settings = inputs
-    ctx.save_for_backward(plane, log_var, key)
-
-
-def _add_noise_backward(ctx: Any, grad: Tensor) -> Any:
-    grads: Any = (None, None)
-    if any(ctx.needs_input_grad[1:3]):
-        grads = noise_gradients(grad, *ctx.saved_tensors, *ctx.settings)
-    return grad, *grads, None, None, None, None
-
-
-add_noise.register_autograd(_add_noise_backward, setup_context=_keep_noise)
+gradients.of_add_noise(add_noise, noise_gradients)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from undrift.fused import plain, tiles
+from undrift.fused import gradients, tiles
 from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel, square_sum_kernel
 from undrift.fused.kernels_box import box_gradient_kernel, box_kernel
 from undrift.fused.kernels_grouped import (
@@ -72,48 +72,25 @@ def noise_gradients(
     return grad_plane, grad_log_var
 
 
-def _keep_noise(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    _, plane, log_var, key, *ctx.settings = inputs
-    ctx.save_for_backward(plane, log_var, key)
-
-
-def _add_noise_backward(ctx: Any, grad: Tensor) -> Any:
-    grads: Any = (None, None)
-    grad = tiles.dense(grad, ctx.settings[-1])  # one copy, where there must be one, for us and for the layer
-    if any(ctx.needs_input_grad[1:3]):
-        grads = noise_gradients(grad, *ctx.saved_tensors, *ctx.settings)
-    return grad, *grads, None, None, None, None
-
-
-add_noise.register_autograd(_add_noise_backward, setup_context=_keep_noise)
+gradients.of_add_noise(add_noise, noise_gradients)
 
 
 # The energy ------------------------------------------------------------------------------------------------------
 
 
 @triton_op("undrift::square_sum_traced", mutates_args=())
-def square_sum(x: Tensor, groups: int) -> Tensor:
-    """Return Σ x² over each group's channels of a convolution's input, in float32."""
-    x = tiles.dense(x, False)
-    out = x.new_empty((x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
+def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
+    """Return Σ x² over each group's channels, in float32."""
+    x = tiles.dense(x, last)
+    out = x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
     if out.numel():
-        call = Sums(tiles.shape_of(x, False), groups, x.device.index or 0).total
+        call = Sums(tiles.shape_of(x, last), groups, x.device.index or 0).total
         kernel = square_sum_kernel if groups == 1 else grouped_square_sum_kernel
         wrap_triton(kernel)[call.grid](x, out, *call.numbers, **call.constants)
     return out
 
 
-def _keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    x, ctx.groups = inputs
-    ctx.save_for_backward(x)
-
-
-def _square_sum_backward(ctx: Any, grad: Tensor) -> Any:
-    (x,) = ctx.saved_tensors
-    return plain.square_sum_gradient(grad, x, ctx.groups, False), None
-
-
-square_sum.register_autograd(_square_sum_backward, setup_context=_keep_input)
+gradients.of_square_sum(square_sum)
 
 
 # The box filter ---------------------------------------------------------------------------------------------------
