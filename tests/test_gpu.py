@@ -101,6 +101,29 @@ def test_a_captured_graph_draws_new_noise_at_every_replay_as_uncaptured_steps_do
                 torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
+def test_a_captured_graph_goes_on_with_moving_statistics() -> None:
+    x = images()
+    torch.manual_seed(0)
+    model = undrift.perturb(Net().cuda(), norm_statistics="train", norm_momentum=0.3).train()
+    twin = copy.deepcopy(model)
+    with exact():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step(model, x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step(model, x)
+        for _ in range(3):
+            graph.replay()
+        for _ in range(4):
+            step(twin, x)
+    for got, want in zip(model.norms, twin.norms, strict=True):
+        torch.testing.assert_close(got.layer.running_mean, want.layer.running_mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.layer.running_var, want.layer.running_var, rtol=1e-4, atol=1e-5)
+
+
 def test_activation_checkpointing_changes_nothing() -> None:
     with exact():
         plain, again = perturbed(), perturbed(checkpointed=True)

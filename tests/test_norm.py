@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import undrift
 from support import images
+from undrift import norm
 
 BATCH_NORMS = [
     (nn.BatchNorm1d, (6, 4)),
@@ -66,6 +67,21 @@ def test_batch_norm_statistics(kind: type[nn.Module], size: tuple[int, ...], tra
         assert net.norm.track_running_stats is True
         model.remove()
         assert all(torch.equal(v, source[k]) for k, v in net.norm.state_dict().items())
+
+
+def test_a_captured_graph_moves_statistics_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays know nothing of new tensors. Elsewhere they are new: an earlier pass may need the old ones."""
+    found = []
+    for captured in (False, True):
+        monkeypatch.setattr(norm, "capturing", lambda _x, captured=captured: captured)
+        torch.manual_seed(0)
+        model = undrift.perturb(network(nn.BatchNorm2d(4)), norm_statistics="moving", norm_momentum=0.3).train()
+        layer = model.norms[0].layer
+        before = layer.running_mean
+        model(torch.randn(6, 4, 3, 3))
+        assert (layer.running_mean is before) == captured
+        found.append((layer.running_mean, layer.running_var))
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_moving_statistics_rest_in_eval_mode() -> None:

@@ -94,10 +94,15 @@ class Norm(Swapped):
             # An inference tensor could not take part in a later training step.
             with torch.inference_mode(False):
                 mean, var, count = mean.clone(), var.clone(), None if count is None else count.clone()
-        # New tensors: an earlier forward pass may still need the old ones for its backward pass.
-        layer.running_mean, layer.running_var = mean, var
-        if count is not None:
-            layer.num_batches_tracked = count
+        moved = {"running_mean": mean, "running_var": var} | ({} if count is None else {"num_batches_tracked": count})
+        captured = capturing(x)
+        for name, value in moved.items():
+            if captured:
+                # A CUDA graph reads and writes the same memory at every replay.
+                layer._buffers[name].copy_(value)
+            else:
+                # New tensors: an earlier forward pass may still need the old ones for its backward pass.
+                setattr(layer, name, value)
 
     @torch.no_grad()
     def _moved(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -124,6 +129,11 @@ class Norm(Swapped):
             return torch.where(sound, torch.lerp(old.to(new.dtype), new, pace).to(old.dtype), old)
 
         return moved(old_mean, mean), moved(old_var, var), count
+
+
+def capturing(x: Tensor) -> bool:
+    """Return whether a CUDA graph is being captured here; the compiler sees to its own."""
+    return not torch.compiler.is_compiling() and x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _set(layer: Any, flags: dict[str, bool]) -> None:
