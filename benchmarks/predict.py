@@ -7,8 +7,9 @@ Moving statistics are those of one noisy pass over a corruption's first batch; n
 network (samples=0), ten draws, ten other draws (how far chance alone moves NLL), and fast with one temperature for all
 images, for each batch of 200, and for each batch of 8. ΔNLL is against the first ten draws: the mean over seeds ± its
 standard error.
-The method of "fast" was found on 200 images each of contrast, frost and Gaussian noise, so those three stand apart from
-the corruptions that were not looked at; the three development corruptions come first.
+An earlier form of "fast" was found on 200 images each of contrast, frost and Gaussian noise, so those three stand apart
+from the corruptions that were not looked at; the present one was chosen on the three development corruptions
+(predict_choice.py), which come first.
 
 Time: medians of one run, against a noise-free forward pass in the same mode, at batch 200 and batch 8; CUDA is
 synchronised around each. Hardware, seeds and images are in the table's first line.

@@ -153,6 +153,23 @@ class Middle(nn.Module):
         return torch.relu(self.b(x))
 
 
+def test_a_mean_network_is_exported_without_operators_of_ours() -> None:
+    model = undrift.perturb(Middle(checkpointed=False), init_fraction=0.1)
+    x = torch.rand(2, 3, 8, 8)
+    with model.mean():
+        program = torch.export.export(model, (x,))
+        want = model(x)
+    assert "undrift" not in str(program.graph)
+    torch.testing.assert_close(program.module()(x), want)
+
+
+def test_a_compiler_that_computes_more_again_is_refused() -> None:
+    model = undrift.perturb(Middle(checkpointed=False))
+    told = torch._functorch.config.patch(activation_memory_budget=0.5)
+    with told, pytest.raises(Exception, match="would draw other noise"):  # the compiler wraps our error
+        compiled(model)(torch.rand(2, 3, 8, 8))
+
+
 @pytest.mark.parametrize("kind", [Blocks, Middle])
 def test_checkpointing_inside_a_full_graph(kind: type[Blocks] | type[Middle]) -> None:
     """The backward pass must not compute a step's keys from a counter that has moved on."""

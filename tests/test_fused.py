@@ -267,6 +267,22 @@ def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: in
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_symbols_stay_symbols() -> None:
+    """A graph for any batch must not be made one for the batch it was traced with."""
+    from torch._dynamo.source import ConstantSource
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes)
+    for size, last in (((8, 5, 6), True), ((8, 4, 6, 6), False)):
+        any_size = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(size))
+        y = mode.from_tensor(torch.empty(size), symbolic_context=any_size, source=ConstantSource(f"y{last}"))
+        assert not isinstance(tiles.shape_of(y, last).positions, int)
+        launch.first_of(y, 2, last)
+    assert not [guard for guard in shapes.guards if "Eq" in str(guard.expr)]
+
+
 @triton
 @numpys
 @pytest.mark.parametrize(

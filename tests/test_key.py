@@ -217,6 +217,33 @@ def test_a_checkpoint_that_cannot_be_replayed_is_an_error() -> None:
         model(images()).sum().backward()
 
 
+def test_a_reentrant_part_that_turns_gradients_on_is_an_error() -> None:
+    """It looks as if nothing could run again; a number drawn by another layer must not pass for its own."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def first(self, x: Tensor) -> Tensor:
+            x = torch.tanh(self.layers[0](x))
+            with torch.enable_grad():
+                return torch.tanh(self.layers[1](x))
+
+        def second(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.layers[3](torch.tanh(self.layers[2](x))))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in (self.first, self.second):
+                x = checkpoint(part, x, use_reentrant=True)
+            return x
+
+    model = undrift.perturb(Net())
+    loss = model(torch.randn(3, 4).requires_grad_()).square().sum()
+    with pytest.raises(undrift.UndriftError, match="its first run's noise is not known"):
+        loss.backward()
+
+
 def test_prediction_leaves_the_global_generator_alone() -> None:
     model = undrift.perturb(convnet())
     before = torch.get_rng_state()

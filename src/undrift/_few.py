@@ -21,7 +21,7 @@ class Few:
     """What a batch leaves behind for `answer`.
 
     Attributes:
-        logits: an image's two draws, averaged; a row an image.
+        logits: half the mean of an image's log-probabilities, half the logarithm of its mean probability.
         mean_entropy: mean over both draws of the softmax's entropy.
         both: Σ p₁ p₂ and ½ Σ (p₁² + p₂²), summed over images, and their number.
         sound: for each image of the batch, whether it has a row here.

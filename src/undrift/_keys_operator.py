@@ -2,12 +2,13 @@
 
 A graph moves the step counter in place. What autograd's compiler can compute again in the backward pass, it does not
 keep; from the counter, which has moved by then, it would compute the next step's keys. An operator that it knows
-nothing of is not computed again: the keys themselves are kept.
+nothing of is by default not computed again: the keys themselves are kept.
 """
 
 import torch
 from torch import Tensor
 
+from undrift._errors import UndriftError
 from undrift.key import keys_of
 
 
@@ -19,4 +20,11 @@ def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
 
 @keys.register_fake
 def _(_seed: Tensor, step: Tensor, count: int) -> Tensor:
+    told = torch._functorch.config
+    if getattr(told, "aggressive_recomputation", False) or getattr(told, "activation_memory_budget", 1) < 1:
+        raise UndriftError(
+            "the compiler is told to compute more again in the backward pass (torch._functorch.config: "
+            "aggressive_recomputation, or an activation_memory_budget below 1), and would draw other noise there; "
+            "needed: neither. Set them to False and 1, or use torch.utils.checkpoint inside the network."
+        )
     return step.new_empty((count,))

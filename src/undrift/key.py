@@ -19,7 +19,7 @@ from undrift._errors import UndriftError, UndriftWarning
 from undrift.fused.epsilon import normal
 from undrift.replay import Replay, in_backward
 
-__all__ = ["Key", "count_traced", "mix", "normal", "rank"]
+__all__ = ["Key", "count_traced", "keys_of", "mix", "normal", "rank"]
 
 T = TypeVar("T")
 
@@ -132,7 +132,8 @@ class Key(nn.Module):
 
             self.step.add_(1)
             self.traced = count_traced(self.ident) == 0
-            self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights)
+            # Without noise no keys: an exported mean network is PyTorch's operators alone.
+            self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights) if self.noisy else None
             self.stale = True
         else:
             self._begin()
@@ -254,7 +255,7 @@ class Key(nn.Module):
     def _ask(self, make: Callable[[], T], number: int | None) -> T:
         if self.waiting and number is not None:
             self.waiting.pop(number, None)
-        return self.replay.once(make)
+        return self.replay.once(make, number)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same.

@@ -98,7 +98,8 @@ class Norm(Swapped):
         captured = capturing(x)
         for name, value in moved.items():
             if captured:
-                # A CUDA graph reads and writes the same memory at every replay.
+                # A CUDA graph reads and writes the same memory at every replay. (Two passes before one backward pass do
+                # not go together with that: autograd says so.)
                 layer._buffers[name].copy_(value)
             else:
                 # New tensors: an earlier forward pass may still need the old ones for its backward pass.

@@ -63,7 +63,7 @@ def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
         return _row_of_priors(noises)
     # A network that moved to another device has new tensors: its buffers are other objects, or elsewhere in memory.
     first, last = noises[0].prior_var, noises[-1].prior_var
-    marks: list[object] = [len(noises), id(first), first.data_ptr(), id(last), last.data_ptr()]
+    marks: list[object] = [first.data_ptr(), last.data_ptr(), *(id(n.prior_var) for n in noises)]
     found = _known.get(noises[0])
     if found is None or found[0] != marks:
         with torch.inference_mode(False), torch.no_grad():  # to be used in training steps later

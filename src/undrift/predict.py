@@ -76,7 +76,7 @@ def predict(
             if generator is not None:
                 model.reseed(generator)
         batches = _batches(images, batch_size)
-        if mode == "fast" and isinstance(model, Perturbed) and samples > 0:
+        if mode == "fast" and isinstance(model, Perturbed) and samples > 1:
             return _from_few(model, batches, samples, temperature, fold_limit)
         return Prediction.cat(average(model, batch, samples, temperature, fold_limit) for batch in batches)
 

@@ -17,6 +17,7 @@ from undrift._errors import UndriftError
 
 T = TypeVar("T")
 _KEPT = 64
+Ticket = tuple[int, int | None]  # a number from the generator, and who asked
 
 
 class Replay:
@@ -25,7 +26,7 @@ class Replay:
     def __init__(self) -> None:
         self.recording = False
         # By the number of the first autograd node that the forward pass could make.
-        self.forwards: OrderedDict[int, dict[int, Any]] = OrderedDict()
+        self.forwards: OrderedDict[int, dict[Ticket, Any]] = OrderedDict()
 
     def open(self) -> None:
         """Start the table of a forward pass, unless a checkpoint around the whole network runs it again."""
@@ -37,29 +38,30 @@ class Replay:
         """Return whether what is asked for here is a first run, and cannot be asked for again.
 
         A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
-        has them. Nothing else runs again, and nothing else needs a ticket.
+        has them. Nothing else runs again, and nothing else needs a ticket. (A part of a reentrant checkpoint that turns
+        gradients on looks like nothing else, and meets an error in the backward pass.)
         """
         return not (in_backward() or _hooked()) if torch.is_grad_enabled() else not self.recording
 
-    def once(self, make: Callable[[], T]) -> T:
-        """Return make(), or what it gave when this part of the network first ran."""
+    def once(self, make: Callable[[], T], who: int | None = None) -> T:
+        """Return make(), or what it gave when this part of the network first ran; `who` asks."""
         if self.idle():
             return make()
         ticket = _ticket()
         if torch.is_grad_enabled() and in_backward():
-            return self._find(ticket)
+            return self._find((ticket, who))
         value = make()
         table = next(reversed(self.forwards.values())) if self.forwards else self._table()
-        table[ticket] = value
+        table[ticket, who] = value
         return value
 
-    def _table(self) -> dict[int, Any]:
+    def _table(self) -> dict[Ticket, Any]:
         table = self.forwards[torch._C._autograd._get_sequence_nr()] = {}
         while len(self.forwards) > _KEPT:
             self.forwards.popitem(last=False)
         return table
 
-    def _find(self, ticket: int) -> Any:
+    def _find(self, ticket: Ticket) -> Any:
         # Two passes that started from one state of the generator have the same tickets; the node that asks for its
         # inputs was made by one of them, and nodes are numbered.
         node = torch._C._current_autograd_node()

@@ -29,14 +29,14 @@ from undrift._errors import OptionError
 from undrift.bench.measure import machine, wait
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, Say
-from undrift.bench.speed_report import figure, text
-from undrift.bench.speed_report import how as _how
+from undrift.bench.speed_report import figure, how, text
 from undrift.bench.speed_steps import Case, extra_bytes, make_step
 
 GPU = (Case("WRN-28", 200, 32), Case("ResNet-50", 64, 224, 1000), Case("ViT-S/16", 64, 224, 1000))
 CPU = (Case("WRN-40", 64, 32, width=2),)
 PARTS = ("steps", "growth", "launches", "startup")
 STEPS, WARM_UP = 30, 8
+ALL_AT_ONCE = 96 * 2**30  # bytes that a GPU needs to hold every step at the same time
 
 
 def benchmark(request: Request, say: Say = print, quiet: bool = False) -> Outcome:  # noqa: ARG001  as every benchmark
@@ -144,26 +144,33 @@ def _start(job: dict[str, Any], device: torch.device, errors: Any = subprocess.P
 
 
 def _measured(jobs: list[dict[str, Any]], device: torch.device, say: Say) -> list[dict[str, Any]]:
+    """Return what each job measured; all get ready together where memory allows, else a network's at a time."""
+    if device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory < ALL_AT_ONCE:
+        names = dict.fromkeys(job["case"]["network"] for job in jobs)
+        return [row for n in names for row in _together([j for j in jobs if j["case"]["network"] == n], device, say)]
+    return _together(jobs, device, say)
+
+
+def _together(jobs: list[dict[str, Any]], device: torch.device, say: Say) -> list[dict[str, Any]]:
     """Return what each job measured, alone on the machine; one that failed says why, and the others go on."""
-    with ExitStack() as errors:
+    with ExitStack() as stack:
         # Their warnings go to files: a full pipe would stop a process that nobody reads yet.
-        files = [errors.enter_context(tempfile.TemporaryFile("w+")) for _ in jobs]
-        processes = [_start(job, device, file) for job, file in zip(jobs, files, strict=True)]
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in jobs]
+        processes = [stack.enter_context(_start(job, device, file)) for job, file in zip(jobs, files, strict=True)]
+        for process in processes:
+            stack.callback(process.kill)  # where this one is interrupted; nothing to one that has ended
         for process in processes:
             assert process.stdout is not None
             any(line == "ready\n" for line in process.stdout)  # or the end, where it failed
         rows = []
         for job, process, file in zip(jobs, processes, files, strict=True):
-            try:
-                out, _ = process.communicate("go\n")
-            except BrokenPipeError:
-                out = ""
+            out, _ = process.communicate("go\n")
             lines = [line for line in out.splitlines() if line.startswith("{")]
             file.seek(0)
             result = (
                 json.loads(lines[-1]) if lines else {"error": (file.read().strip().splitlines() or ["no answer"])[-1]}
             )
-            say(f"{job['case']['network']} {job['kind']} {_how(job)}: {result}")
+            say(f"{job['case']['network']} {job['kind']} {how(job)}: {result}")
             rows.append({**job, **result})
         return rows
 
@@ -172,8 +179,8 @@ def measure(job: dict[str, Any], device: torch.device, go: Callable[[], object] 
     """Return median milliseconds a step and the peak of memory in MiB; waits for `go` between warm-up and measuring."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     case = Case(**job["case"])
-    how = {name: job.get(name, False) for name in ("compiled", "low", "graphs")}
-    step = make_step(job["kind"], case, device, **how)
+    mode = {name: job.get(name, False) for name in ("compiled", "low", "graphs")}
+    step = make_step(job["kind"], case, device, **mode)
     x = torch.rand(case.batch, 3, case.side, case.side, device=device)
     x = x.to(memory_format=torch.channels_last) if job.get("low") else x
     steps = job.get("steps", STEPS if device.type == "cuda" else 7)
@@ -195,7 +202,7 @@ def measure(job: dict[str, Any], device: torch.device, go: Callable[[], object] 
         times.append(1e3 * (time.perf_counter() - start))
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     found = {"ms": statistics.median(times), "least_ms": min(times), "peak": peak}
-    if job["kind"] == "vmp" and "cases" not in job:
+    if job["kind"] == "vmp" and job.get("floor", True):
         extra = extra_bytes(case, x, job.get("low", False))
         found |= {"extra_bytes": extra, "extra_ms": 1e3 * extra / _copying(device)}
     return found
@@ -230,7 +237,8 @@ def _counted(step: Any, x: torch.Tensor) -> dict[str, Any]:
 def _ready() -> None:
     """Say that measuring could begin, and wait for a line that says it may."""
     print("ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        sys.exit("nobody waits for this measurement any more")
 
 
 def main() -> None:
@@ -242,7 +250,8 @@ def main() -> None:
     for axis, case in job["cases"]:
         for kind in job["kinds"]:
             try:
-                found = measure({"case": case, "kind": kind, "low": job["low"], "steps": job["steps"]}, device)
+                asked = {"case": case, "kind": kind, "low": job["low"], "steps": job["steps"], "floor": False}
+                found = measure(asked, device)
             except torch.OutOfMemoryError as error:
                 print(f"failed {axis} {case} {kind}: {error}", file=sys.stderr)
                 continue

@@ -99,7 +99,7 @@ def _launcher(run: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """
     sizes = [getattr(run, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
     launch = getattr(run, "launch", None)
-    if launch is None or sizes != [0, 0]:
+    if launch is None or sizes != [0, 0] or hasattr(run, "arg_annotations"):  # later ones want arguments packed
         return run, ()
     return launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)
 

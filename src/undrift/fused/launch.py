@@ -1,5 +1,6 @@
 """Call Triton's kernels on tensors. What follows from shapes alone is worked out once (`Sums`, `Noises`) and kept."""
 
+import math
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ def sums_of(x: Tensor, groups: int, last: bool, extra: float = 0.0) -> Sums:
 
 def first_of(y: Tensor, first_row: int, last: bool) -> int:
     """Return the number of the first row of ε: a linear layer's rows are its vectors. A 32-bit word; counters wrap."""
-    return signed(first_row * y.shape[1:-1].numel() if last else first_row)
+    return signed(first_row * math.prod(y.shape[1:-1]) if last else first_row)
 
 
 def noises_of(y: Tensor, groups: int, last: bool, first_row: int, log_var: Tensor) -> Noises:

@@ -1,5 +1,6 @@
 """How Triton's kernels see a tensor, and how they cut it: sizes, memory order, tiles, programs. Arithmetic only."""
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -37,11 +38,14 @@ def _channels_last(tensor: Tensor) -> bool:
 
 
 def shape_of(tensor: Tensor, last: bool) -> Shape:
-    """Return how a `dense` tensor is seen. A linear layer's positions are its vectors: images of one position each."""
+    """Return how a `dense` tensor is seen; sizes that are symbols stay so.
+
+    A linear layer's positions are its vectors: images of one position each.
+    """
     shape = tensor.shape
     if last:
-        return Shape(shape[:-1].numel(), 1, shape[-1], True)
-    per_image = shape[2:].numel()
+        return Shape(math.prod(shape[:-1]), 1, shape[-1], True)
+    per_image = math.prod(shape[2:])
     return Shape(shape[0] * per_image, per_image, shape[1], not tensor.is_contiguous())
 
 
@@ -97,7 +101,7 @@ def _width(shape: Shape, columns: int) -> int:
     widest = 64 if shape.last else 8
     width = min(widest, columns & -columns)  # no empty columns: a network's widths are multiples of 32
     # Sixteen would be a pair of sectors at a time: 80 µs where a copy takes 33 (80 pairs of channels, on an H200).
-    return width if width >= min(32, widest) else min(widest, max(power(columns) if columns < 32 else 32, 1))
+    return width if width >= min(32, widest) else min(widest, power(min(columns, 32)))
 
 
 def group_tile(shape: Shape, groups: int) -> tuple[int, int, int]:

@@ -25,8 +25,7 @@ from undrift.fused.launch import FINISH, Noises, Sums, first_of
 
 
 def _plan(y: Tensor, first_row: int, groups: int, last: bool) -> Noises:
-    device = y.device.index
-    return Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), 0 if device is None else device)
+    return Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), y.device.index or 0)
 
 
 @triton_op("undrift::add_noise_traced", mutates_args=())
