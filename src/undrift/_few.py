@@ -9,8 +9,8 @@ from torch import Tensor
 
 from undrift.prediction import Prediction, entropy_of
 
-# The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. The former is
-# the better guess, better than ten draws even, the latter what averaging draws does.
+# The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. From a half to
+# all of it there is no difference beyond chance, less is worse (benchmarks/predict_choice.py).
 LOGITS_PART = 0.5
 HOTTEST = 16.0
 _GRID = 17

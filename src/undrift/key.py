@@ -180,10 +180,6 @@ class Key(nn.Module):
 
         None where noise is off. One question, asked once: a layer has little time to spare.
         """
-        if not torch.compiler.is_compiling() and _callback() is None and self.replay.idle():
-            if self.waiting:
-                self.waiting.pop(number, None)
-            return self._used(self._now(), number) if self.noisy else None
         return self.once(lambda: self._fresh(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:

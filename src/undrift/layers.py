@@ -15,8 +15,6 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from undrift import fused
-
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _STANDARD = (
@@ -175,7 +173,8 @@ def box(layer: nn.Module, plane: Tensor, output_shape: torch.Size) -> Tensor:
         return apply(layer, plane, window, output_shape, groups=layer.groups)
     if not how:
         return plane
-    return fused.box(plane, output_shape, how)
+    window_size, stride, padding = how
+    return F.avg_pool2d(plane, window_size, stride, padding, divisor_override=1)
 
 
 def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:

@@ -172,18 +172,16 @@ def _spec(layer: Any, offset: float) -> tuple[Spec | None, int]:
     """Return what the noise must know of a layer (None: more than fits), and the dimensions of an unbatched output."""
     if isinstance(layer, nn.Linear):
         return Spec(True, 1, (), offset * layer.in_features), 1
-    own = layer.__dict__  # no method of Module's: this is asked once a layer and pass
+    window = layer.kernel_size
     asked = (
-        type(layer), own["kernel_size"], own["stride"], own["padding"], own["dilation"], own["padding_mode"],
-        own["groups"], own["in_channels"], offset,
+        type(layer), window, layer.stride, layer.padding, layer.dilation, layer.padding_mode, layer.groups,
+        layer.in_channels, offset,
     )  # fmt: skip
-    try:
-        spec = _specs[asked]
-    except KeyError:
+    if asked not in _specs:
         pool = layers.pool(layer)
         extra = offset * (layer.in_channels // layer.groups)
-        spec = _specs[asked] = None if pool is None else Spec(False, layer.groups, pool, extra)
-    return spec, len(own["kernel_size"]) + 1
+        _specs[asked] = None if pool is None else Spec(False, layer.groups, pool, extra)
+    return _specs[asked], len(window) + 1
 
 
 class Rerun(nn.Module):

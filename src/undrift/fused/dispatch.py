@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError, UndriftWarning
@@ -125,8 +124,6 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     path = choose(x)
     if path in {"plain", "cpu"}:
         return plain.square_sum(x, groups, last)
-    if path == "traced" and last:
-        return _TracedSquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
     if path == "traced":
         from undrift.fused import traced
 
@@ -136,17 +133,6 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
 
         return operators.square_sum(x, groups, last)
     return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
-
-
-def box(plane: Tensor, shape: torch.Size, how: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Return the sums of a plane under windows: their size, stride and padding; `shape` ends with the output's."""
-    if choose(plane) == "traced":
-        from undrift.fused import traced
-
-        window, stride, padding = (list(sizes) for sizes in how)
-        return traced.box(plane, *shape[2:], window, stride, padding)
-    window_size, strides, pad = how
-    return F.avg_pool2d(plane, window_size, strides, pad, divisor_override=1)
 
 
 def add_noise(
@@ -165,24 +151,6 @@ def add_noise(
 
         return traced.add_noise(y, plane, log_var, key, first_row, groups, last)
     return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
-
-
-class _TracedSquareSum(torch.autograd.Function):
-    """For the compiler, which makes one kernel of this and of what makes x, and another of 2·x·grad and what reads it.
-
-    Left to autograd, the backward pass would want 2·x in float32, and the compiler keeps that beside x.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: int, last: bool) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.settings = (groups, last)
-        return plain.square_sum(x, groups, last)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return plain.square_sum_gradient(grad, x, *ctx.settings), None, None
 
 
 class _SquareSum(torch.autograd.Function):

@@ -8,21 +8,21 @@ from torch import Tensor
 from undrift.fused import plain, tiles
 
 
+def keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    """Keep what `square_sum_backward` needs: x as it is, groups, last."""
+    x, *ctx.settings = inputs
+    ctx.save_for_backward(x)
+
+
+def square_sum_backward(ctx: Any, grad: Tensor) -> Any:
+    """Return 2·x·grad in plain operators: a compiler fuses them with the layer's own gradient."""
+    (x,) = ctx.saved_tensors
+    return plain.square_sum_gradient(grad, x, *ctx.settings), None, None
+
+
 def of_square_sum(operator: Any) -> None:
-    """Give an operator for Σ x² its gradient, 2·x·grad.
-
-    In plain operators: a compiler fuses them with the layer's own gradient. x is kept as it is.
-    """
-
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-        x, *ctx.settings = inputs
-        ctx.save_for_backward(x)
-
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        return plain.square_sum_gradient(grad, x, *ctx.settings), None, None
-
-    operator.register_autograd(backward, setup_context=keep)
+    """Give an operator for Σ x² its gradient."""
+    operator.register_autograd(square_sum_backward, setup_context=keep_input)
 
 
 def of_add_noise(operator: Any, noise_gradients: Callable[..., tuple[Tensor, Tensor]]) -> None:

@@ -38,6 +38,15 @@ def _channels(first_group, start, members, groups, TOGETHER: tl.constexpr, WIDTH
 
 
 @triton.jit
+def _block(members, groups, BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr):
+    """Return this program's positions, its bundle of groups, and the first of a group's channels it has."""
+    wide = tl.cdiv(members, WIDTH)
+    blocks = tl.cdiv(groups, TOGETHER) * wide
+    block = tl.program_id(0) % blocks
+    return (tl.program_id(0) // blocks) * BP + tl.arange(0, BP), block // wide, (block % wide) * WIDTH
+
+
+@triton.jit
 def grouped_square_sum_kernel(
     x_ptr, out_ptr, positions, per_image, members, groups, stride_image, stride_channel, stride_position,
     BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
@@ -68,20 +77,15 @@ def grouped_square_sum_gradient_kernel(
     BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write 2·x·grad; out has x's strides."""
-    wide = tl.cdiv(members, WIDTH)
-    blocks = tl.cdiv(groups, TOGETHER) * wide
-    q = (tl.program_id(0) // blocks) * BP + tl.arange(0, BP)
-    block = tl.program_id(0) % blocks
+    q, bundle, start = _block(members, groups, BP, TOGETHER, WIDTH)
     image, p = q // per_image, q % per_image
     place = image.to(tl.int64) * stride_image + p.to(tl.int64) * stride_position
-    group, channel, there = _channels(
-        (block // wide) * TOGETHER, (block % wide) * WIDTH, members, groups, TOGETHER, WIDTH
-    )
+    group, channel, there = _channels(bundle * TOGETHER, start, members, groups, TOGETHER, WIDTH)
     mask = (q < positions)[:, None] & there[None, :]
     offset = place[:, None] + channel[None, :] * stride_channel
     x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
     if TOGETHER == 1:
-        at = (image * groups + block // wide).to(tl.int64) * per_image + p
+        at = (image * groups + bundle).to(tl.int64) * per_image + p
         grad = tl.load(grad_ptr + at, mask=q < positions, other=0.0)[:, None]
     else:
         at = (image[:, None] * groups + group[None, :]).to(tl.int64) * per_image + p[:, None]
@@ -96,19 +100,14 @@ def grouped_add_noise_kernel(
     BP: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write y + σ·√plane·ε; out has y's strides."""
-    wide = tl.cdiv(members, WIDTH)
-    blocks = tl.cdiv(groups, TOGETHER) * wide
-    q = (tl.program_id(0) // blocks) * BP + tl.arange(0, BP)
-    block = tl.program_id(0) % blocks
+    q, bundle, start = _block(members, groups, BP, TOGETHER, WIDTH)
     image, p = q // per_image, q % per_image
     low, high = words(key_ptr)
-    group, channel, there = _channels(
-        (block // wide) * TOGETHER, (block % wide) * WIDTH, members, groups, TOGETHER, WIDTH
-    )
+    group, channel, there = _channels(bundle * TOGETHER, start, members, groups, TOGETHER, WIDTH)
     mask = (q < positions)[:, None] & there[None, :]
     std = sigma(tl.load(log_var_ptr + channel, mask=there, other=0.0))
     if TOGETHER == 1:
-        at = (image * groups + block // wide).to(tl.int64) * per_image + p
+        at = (image * groups + bundle).to(tl.int64) * per_image + p
         root = tl.sqrt(tl.load(plane_ptr + at, mask=q < positions, other=0.0))[:, None]
     else:
         at = (image[:, None] * groups + group[None, :]).to(tl.int64) * per_image + p[:, None]

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from undrift.fused import gradients, tiles
+from undrift.fused import gradients, plain, tiles
 from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel, square_sum_kernel
-from undrift.fused.kernels_box import box_gradient_kernel, box_kernel
 from undrift.fused.kernels_grouped import (
     grouped_add_noise_kernel,
     grouped_noise_gradients_kernel,
@@ -77,11 +76,17 @@ gradients.of_add_noise(add_noise, noise_gradients)
 # The energy ------------------------------------------------------------------------------------------------------
 
 
-@triton_op("undrift::square_sum_traced", mutates_args=())
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32."""
+    if last:
+        return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+    return _square_sum(x, groups, last)
+
+
+@triton_op("undrift::square_sum_traced", mutates_args=())
+def _square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     x = tiles.dense(x, last)
-    out = x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
+    out = x.new_empty((x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
     if out.numel():
         call = Sums(tiles.shape_of(x, last), groups, x.device.index or 0).total
         kernel = square_sum_kernel if groups == 1 else grouped_square_sum_kernel
@@ -89,48 +94,18 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     return out
 
 
-gradients.of_square_sum(square_sum)
+gradients.of_square_sum(_square_sum)
 
 
-# The box filter ---------------------------------------------------------------------------------------------------
+class _SquareSum(torch.autograd.Function):
+    """In plain operators, which the compiler fuses with what makes x; with the gradient of the operator above.
 
-_BLOCK = 256
+    Left to autograd, the backward pass would want 2·x in float32, and the compiler keeps that beside x.
+    """
 
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, groups: int, last: bool) -> Tensor:
+        gradients.keep_input(ctx, (x, groups, last), x)
+        return plain.square_sum(x, groups, last)
 
-@triton_op("undrift::box_traced", mutates_args=())
-def box(plane: Tensor, out_height: int, out_width: int, window: list[int], stride: list[int], pad: list[int]) -> Tensor:
-    """Return the sums of a plane (batch × groups × height × width) under each window."""
-    plane = plane.contiguous()
-    height, width = plane.shape[2:]
-    out = plane.new_empty((*plane.shape[:2], out_height, out_width))
-    if out.numel():
-        wrap_triton(box_kernel)[(tiles.cdiv(out.numel(), _BLOCK),)](
-            plane, out, out.numel(), height, width, out_height, out_width, *stride, *pad, *window, _BLOCK
-        )
-    return out
-
-
-@triton_op("undrift::box_gradient_traced", mutates_args=())
-def box_gradient(grad: Tensor, height: int, width: int, window: list[int], stride: list[int], pad: list[int]) -> Tensor:
-    """Return the plane's gradient for one of its box filter's."""
-    grad = grad.contiguous()
-    out_height, out_width = grad.shape[2:]
-    out = grad.new_empty((*grad.shape[:2], height, width))
-    if out.numel():
-        wrap_triton(box_gradient_kernel)[(tiles.cdiv(out.numel(), _BLOCK),)](
-            grad, out, out.numel(), height, width, out_height, out_width, *stride, *pad, *window, _BLOCK
-        )
-    return out
-
-
-def _keep_box(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    plane, _, _, *ctx.settings = inputs
-    ctx.sizes = plane.shape[2:]
-
-
-def _box_backward(ctx: Any, grad: Tensor) -> Any:
-    back = box_gradient(grad, *ctx.sizes, *ctx.settings) if ctx.needs_input_grad[0] else None
-    return back, None, None, None, None, None
-
-
-box.register_autograd(_box_backward, setup_context=_keep_box)
+    backward = staticmethod(gradients.square_sum_backward)
