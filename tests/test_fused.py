@@ -232,6 +232,9 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
         monkeypatch.setattr(tiles, "processors", lambda _index: 1)
         monkeypatch.setattr(tiles, "_PROGRAMS", 1)
         monkeypatch.setattr(tiles, "_TILE", 64)
+        monkeypatch.setattr(tiles, "_PAIRS", 64)
+        monkeypatch.setattr(launch, "ADDING", 1)
+        monkeypatch.setattr(launch, "SUMMING", 1)
     if torch.cuda.is_available():
         return torch.device("cuda")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -259,7 +262,10 @@ def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: in
         torch.testing.assert_close(pull, plain.square_sum_gradient(plane, v, groups, last))
         out = launch.add_noise(v, plane, log_var, *settings)
         assert out.stride() == v.stride()
-        torch.testing.assert_close(out, plain.add_noise(v, plane, log_var, *settings), rtol=1e-4, atol=1e-4)
+        want = plain.add_noise(v, plane, log_var, *settings)
+        # NVIDIA's own logarithm is right to 2^-22, so a radius near 0 is not right to as many bits as a large one.
+        near = 1e-4 + 2**-16 * float((want - v).abs().max())
+        torch.testing.assert_close(out, want, rtol=1e-4, atol=near)
     for v in in_orders(grad):
         got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, plain))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
@@ -339,16 +345,17 @@ def test_a_layers_noise_needs_dense_tensors_it_knows() -> None:
 @pytest.mark.parametrize("positions", [1, 49, 3136, 204_800])
 def test_tiles_cover_everything_once(positions: int, channels: int, last: bool) -> None:
     shape = tiles.Shape(positions, 1, channels, last)
-    for cut in (tiles.tile(shape, channels, 132), tiles.sum_tile(shape, channels, 132)):
+    for cut in (tiles.tile(shape, channels, 132), tiles.pair_tile(shape, channels, 132, 6)):
         assert cut.positions & (cut.positions - 1) == 0
         assert cut.width & (cut.width - 1) == 0
         assert 1 <= cut.programs[0] <= tiles.cdiv(positions, cut.positions)
         assert 1 <= cut.programs[1] <= tiles.cdiv(channels, cut.width)
         if last and channels % 32 == 0:
             assert channels % cut.width == 0  # no empty columns
-    assert tiles.tile(shape, channels, 132).programs[0] == tiles.cdiv(positions, cut.positions)  # not looped over
-    assert tiles.sum_tile(shape, channels, 132).programs[1] == tiles.cdiv(channels, cut.width)
-    assert cut.programs[0] <= 8 * 132 + 1  # few rows of partial sums
+    assert cut.programs[1] == tiles.cdiv(channels, cut.width)  # columns are not looped over
+    assert cut.programs[0] <= 6 * 132 + 1  # few rows of partial sums
+    whole = tiles.tile(shape, channels, 132)
+    assert whole.programs[0] == tiles.cdiv(positions, whole.positions)  # nor are positions
 
 
 @triton

@@ -192,20 +192,28 @@ def noise_gradients_kernel(
     total0 = tl.zeros((BP, WIDTH), tl.float32)
     total1 = tl.zeros((BP, WIDTH), tl.float32)
     row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions
+    # A block's gradients are asked for while ε of the block before is computed: both take about as long.
+    q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
+    mask = (q < positions) & (c < half)[None, :]
+    offset = _base(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+    next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
+    next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
+    next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
-        q = block * BP + tl.arange(0, BP)
-        mask = (q < positions)[:, None] & (c < half)[None, :]
-        base = _base(q, per_image, 2 * half, LAST, WIDE)
-        offset = base[:, None] + (c * step)[None, :]
-        grad0 = tl.load(grad_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        grad1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
-        plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
+        grad0, grad1, plane = next0.to(tl.float32), next1.to(tl.float32), next_plane
+        q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
+        mask = (q < positions) & (c < half)[None, :]
+        offset = _base(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+        next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
+        next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
+        next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+        q = (block * BP + tl.arange(0, BP))[:, None]
         counter = _counter(q, first, half, per_image, low)
-        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
+        e0, e1 = pair(counter + (c * per_image).to(tl.uint32)[None, :], high, plane)
         pull0, pull1 = grad0 * e0, grad1 * e1
         total0 += pull0
         total1 += pull1
-        by_position = tl.sum(pull0 * sigma0[None, :] + pull1 * sigma1[None, :], axis=1)
+        by_position = tl.sum(pull0 * sigma0[None, :] + pull1 * sigma1[None, :], axis=1, keep_dims=True)
         tl.store(row + q, by_position, mask=q < positions)
     row = scratch_ptr + tl.cast(tl.num_programs(1), tl.int64) * positions + tl.program_id(0) * (2 * half)
     tl.store(row + c, 0.5 * sigma0 * tl.sum(total0, axis=0), mask=c < half)

@@ -11,7 +11,9 @@ from undrift.fused.calls import Call
 from undrift.fused.epsilon import signed
 from undrift.fused.tiles import Shape, cdiv
 
-FINISH = {"PLANE": 256, "ROWS": 32, "WIDTH": 32}
+FINISH = {"PLANE": 256, "ROWS": 128, "WIDTH": 32}
+# Programs of 128 threads that a multiprocessor of 65,536 registers holds: 56 and 80 registers a thread (for sm_90).
+ADDING, SUMMING = 9, 6
 
 
 def halves(shape: Shape, groups: int) -> bool:
@@ -64,9 +66,11 @@ class Noises:
         if halves(shape, groups):
             half, gpus = shape.channels // 2, tiles.processors(device)
             numbers = (first, shape.positions, shape.per_image, half)
-            cut = tiles.sum_tile(shape, half, gpus)
+            cut = tiles.pair_tile(shape, half, gpus, ADDING)
             constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
             self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,))
+            cut = tiles.pair_tile(shape, half, gpus, SUMMING)
+            constants = constants | {"BP": cut.positions, "WIDTH": cut.width}
             self.sums = Call(kernels.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,))
             parts, blocks = cut.programs
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_TILE = 2048  # numbers, or pairs of them, that a program holds at once: 16 a thread
+_TILE = 2048  # numbers that a program holds at once: 16 a thread
+_PAIRS = 1024  # pairs of them, with ε: 80 registers a thread, where 16 pairs take 128 and half as many threads fit
 _PROGRAMS = 8  # a multiprocessor: fewer leave it waiting for memory
 
 
@@ -86,12 +87,16 @@ def tile(shape: Shape, columns: int, gpus: int) -> Tile:
     return Tile(block, width, (rows, min(cdiv(columns, width), cdiv(wanted, max(1, rows)))))
 
 
-def sum_tile(shape: Shape, columns: int, gpus: int) -> Tile:
-    """Return the tile for sums over positions: each program has one block of columns and loops over positions."""
+def pair_tile(shape: Shape, columns: int, gpus: int, programs: int) -> Tile:
+    """Return the tile for ε: each program has one block of columns and loops over positions.
+
+    Args:
+        programs: that a multiprocessor holds at once; one more would wait for all of them.
+    """
     width = _width(shape, columns)
     blocks = cdiv(columns, width)
-    block = _TILE // width
-    wanted = _PROGRAMS * gpus
+    block = _PAIRS // width
+    wanted = programs * gpus
     while block > 16 and cdiv(shape.positions, block) * blocks < wanted:
         block //= 2
     return Tile(block, width, (min(cdiv(shape.positions, block), cdiv(wanted, blocks)), blocks))
