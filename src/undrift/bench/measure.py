@@ -82,6 +82,11 @@ class Clock:
         """The median, or None where nothing was timed."""
         return 1e3 * statistics.median(self._times) if self._times else None
 
+    @property
+    def count(self) -> int:
+        """How many calls it is the median of."""
+        return len(self._times)
+
 
 class Memory:
     """The peak of device memory from here on, images that lie there anyway not counted; None on a CPU."""

@@ -16,6 +16,7 @@ from undrift.bench.run import about
 from undrift.bench.store import Store
 from undrift.bench.table import FAILED, NOT_RUN, Column, footnotes, marked, median, size, spread
 from undrift.bench.table import markdown as table
+from undrift.bench.times import how_timed
 
 if TYPE_CHECKING:
     from undrift.bench.offline import Offline
@@ -39,7 +40,8 @@ def markdown(bench: "Offline", store: Store, request: Request) -> str:
         ]
         text.append(_by_task(page))
         text += [f"- {row} failed {where}" for row, where in page.failures().items()]
-        text += footnotes({row.label: page.of_row(row) for row in bench.rows})
+        by_row = {row.label: page.of_row(row) for row in bench.rows}
+        text += footnotes(by_row) + how_timed(by_row)
         text += [f"\n{page.dataset.note}\n"] if page.dataset.note else []
     text.append(_notes(bench))
     return "\n".join(text)

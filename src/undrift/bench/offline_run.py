@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 import undrift
 from undrift import methods
+from undrift._method import Method
 from undrift._places import even
 from undrift._progress import Bar
 from undrift.bench.cell import Cell
@@ -23,6 +25,7 @@ from undrift.bench.quickly import quickly
 from undrift.bench.request import Request
 from undrift.bench.streaming import file_bytes
 from undrift.data import TensorDomain
+from undrift.history import History
 from undrift.keep.masks import MaskedGradients
 from undrift.metrics import Scores, harmonic_mean
 from undrift.perturb import Perturbed
@@ -52,31 +55,14 @@ class Adapting:
             task: where the cell's setting does not name it.
         """
         task = task or self.setup.dataset.task(cell.setting)
-        recipe = methods.get(cell.row.method, "adapt")
-        source = self.sources.network(task.source, cell.seed, masks=MaskedGradients in recipe.keepers)
-        target = self.images(task.target)
+        recipe, epochs = self.recipe(cell)
+        source, target = self.source(cell, task), self.images(task.target)
         bar.advance(0, images=f"{len(target):,}")
         begun = time.monotonic()
-        epochs = self.setup.epochs or recipe.epochs
         watch = StopWatch(self.device, epochs * math.ceil(len(target) / recipe.batch_size))
-        centre = replace(self.centre, usual=recipe.batch_size)
-        windows = RandomView(**vars(centre), each=watch)
         memory = Memory(self.device)
-        net = copy.deepcopy(source).to(self.device)
-        if self.request.fast:
-            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        torch.manual_seed(cell.seed)
         with quickly(self.device, self.request.fast):
-            history = undrift.adapt(
-                net,
-                target.prepared(windows),
-                method=cell.row.method,
-                epochs=epochs,
-                clean=target.prepared(centre),
-                generator=torch.Generator().manual_seed(cell.seed),
-                progress=False,
-                **cell.row.settings,
-            )
+            history = self.adapted(cell, source, target, watch)
             model, peak = history.model, memory.peak()
             assert model is not None, "a history that was not saved has its model"
             on_target = self.scores(model, target, recipe.batch_size)
@@ -106,6 +92,35 @@ class Adapting:
             "options": model.options.as_dict(),
             **more,
         }
+
+    def recipe(self, cell: Cell) -> tuple[Method, int]:
+        """Return a cell's method and how many epochs it has here."""
+        recipe = methods.get(cell.row.method, "adapt")
+        return recipe, self.setup.epochs or recipe.epochs
+
+    def source(self, cell: Cell, task: Task) -> nn.Module:
+        """Return the source network that a cell takes a copy of."""
+        return self.sources.network(task.source, cell.seed, masks=MaskedGradients in self.recipe(cell)[0].keepers)
+
+    def adapted(self, cell: Cell, source: nn.Module, target: TensorDomain, each: Callable[[], None]) -> History:
+        """Return what became of a copy of the source network on the target; `each` is called before every batch."""
+        recipe, epochs = self.recipe(cell)
+        centre = replace(self.centre, usual=recipe.batch_size)
+        windows = RandomView(**vars(centre), each=each)
+        net = copy.deepcopy(source).to(self.device)
+        if self.request.fast:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        torch.manual_seed(cell.seed)
+        return undrift.adapt(
+            net,
+            target.prepared(windows),
+            method=cell.row.method,
+            epochs=epochs,
+            clean=target.prepared(centre),
+            generator=torch.Generator().manual_seed(cell.seed),
+            progress=False,
+            **cell.row.settings,
+        )
 
     def scores(self, model: Perturbed, domain: TensorDomain, batch: int, samples: int | None = None) -> Scores:
         """Return the scores on the centre crops of a labelled domain."""

@@ -99,6 +99,11 @@ class StopWatch:
         times = [later - earlier for earlier, later in pairs]
         return 1e3 * statistics.median(times) if times else None
 
+    @property
+    def count(self) -> int:
+        """How many steps it is the median of."""
+        return max(0, len(self._moments) - 1)
+
 
 def _laid_out(images: Tensor, fast: bool) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last if fast else torch.contiguous_format)

@@ -15,6 +15,7 @@ from undrift.bench.settings import Setting
 from undrift.bench.store import Record, Store
 from undrift.bench.table import FAILED, NOT_RUN, Column, field, footnotes, marked, median, size, spread
 from undrift.bench.table import markdown as table
+from undrift.bench.times import how_timed
 
 if TYPE_CHECKING:
     from undrift.bench.online import Online
@@ -133,7 +134,8 @@ def _part(part: Part) -> list[str]:
         row_cells[1], row_cells[2] = row_cells[2], row_cells[1]
     text = [f"## {part.network.title}: {part.setting.title}\n", about(part.all()) + "\n", table(header, rows)]
     text += [f"- {name} failed: {message}" for name, message in failures.items()]
-    text += footnotes({row.label: part.records(row) for row in part.bench.rows})
+    by_row = {row.label: part.records(row) for row in part.bench.rows}
+    text += footnotes(by_row) + how_timed(by_row)
     if part.all():
         text += ["\nError % by corruption, published values in brackets:\n", _by_corruption(part)]
     return text

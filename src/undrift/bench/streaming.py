@@ -65,22 +65,16 @@ class Streaming:
 
     def __call__(self, cell: Cell, bar: Bar) -> Mapping[str, Any]:
         """Return the numbers of one cell."""
-        settings = dict(cell.row.settings) | self._needed(cell)
-        source = self.network(cell.network)
         setting = next(s for s in self.benchmark.settings if s.name == cell.setting)
-        feed = self._feed(cell, setting)
+        settings = self.given(cell, setting)
+        self.network(cell.network)  # that its file is missing shows before images are made
+        feed = self.feed(cell, setting)
         begun = time.monotonic()  # images and networks are loaded once, for all cells
         gc.collect()  # hooks make circles: the last cell's network must not be freed in the middle of this one's count
         memory = Memory(self.device)
-        net = copy.deepcopy(source).to(self.device)
-        if self.request.fast:
-            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        torch.manual_seed(cell.seed)
-        if setting.episodic:
-            settings["episodic"] = True
         scoring, clock = Scoring(), Clock(self.device, len(feed.plan.batches))
         with quickly(self.device, self.request.fast):
-            stream = undrift.stream(net, feed, method=cell.row.method, **settings)
+            stream = self.begin(cell, feed, settings)
             for number, (truth, domain) in enumerate(feed.batches()):
                 answer = clock(lambda: next(stream))
                 scoring.add(answer.probs, answer.label, truth, domain)
@@ -106,7 +100,16 @@ class Streaming:
             "options": model.options.as_dict(),
         }
 
-    def _feed(self, cell: Cell, setting: Setting) -> "Feed":
+    def begin(self, cell: Cell, feed: "Feed", settings: Mapping[str, Any]) -> undrift.Stream:
+        """Return a cell's method on the stream, with a copy of its source network."""
+        net = copy.deepcopy(self.network(cell.network)).to(self.device)
+        if self.request.fast:
+            net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        torch.manual_seed(cell.seed)
+        return undrift.stream(net, feed, method=cell.row.method, **settings)
+
+    def feed(self, cell: Cell, setting: Setting) -> "Feed":
+        """Return what hands a cell's method its batches."""
         benchmark, labels = self.benchmark, self.clean.labels
         assert labels is not None
         count = min(cell.images, len(self.clean))
@@ -115,6 +118,10 @@ class Streaming:
         images = self.corrupted.held(setting.kinds(benchmark.corruptions), count)
         laid_out = plan(setting, benchmark.corruptions, labels, count, size, cell.seed)
         return Feed(images, labels, laid_out, network.preprocess, self.device, self.request.fast, size)
+
+    def given(self, cell: Cell, setting: Setting) -> dict[str, Any]:
+        """Return all that a cell's method is given beside the network and the images."""
+        return {**cell.row.settings, **self._needed(cell), **({"episodic": True} if setting.episodic else {})}
 
     def _needed(self, cell: Cell) -> dict[str, Any]:
         """Return what a method asks for: preprocessing, trained parts, or clean test images without labels."""

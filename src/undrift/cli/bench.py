@@ -54,6 +54,9 @@ def run(
     tables_only: Annotated[
         bool, typer.Option("--tables", help="Write tables and figures from the finished cells, and run none.")
     ] = False,
+    times_only: Annotated[
+        bool, typer.Option("--times", help="Time a few batches of each finished row, alone on the machine; run none.")
+    ] = False,
 ) -> dict[str, Any]:
     """Run a benchmark: every method on the same footing, published numbers beside ours.
 
@@ -98,7 +101,9 @@ def run(
             session.say(f"{row}: {note}")
         return {"cells": dict(cells), "notes": notes}
     session.kept = f"Finished cells stay in {results}; the same command goes on from there."
-    if tables_only:
+    if times_only:
+        outcome = _times(session, name, found, request)
+    elif tables_only:
         outcome = _tables(name, found, request)
     elif isinstance(found, bench.Benchmark):
         outcome = bench.run(found, request, session.say, session.quiet)
@@ -106,7 +111,12 @@ def run(
         outcome = found(request, session.say)
     session.say(outcome.text)
     wrote = [session.wrote(path) for path in outcome.wrote]
-    counts = {"ran": outcome.ran, "failed": outcome.failed, "kept": outcome.kept, "left": outcome.left}
+    counts = {
+        "timed" if times_only else "ran": outcome.ran,
+        "failed": outcome.failed,
+        "kept": outcome.kept,
+        "left": outcome.left,
+    }
     session.say("cells: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     return {**counts, "wrote": wrote}
 
@@ -120,6 +130,16 @@ def _tables(name: str, found: object, request: "Request") -> "Outcome":
     if isinstance(found, Tabled):
         return found.tables(request)
     raise OptionError(f"{name} has no cells to make tables of; needed: a benchmark with cells. Leave --tables out.")
+
+
+def _times(session: Session, name: str, found: object, request: "Request") -> "Outcome":
+    """Return what was timed of a benchmark's finished cells."""
+    from undrift.bench.run import Benchmark
+    from undrift.bench.times import take_times
+
+    if isinstance(found, Benchmark):
+        return take_times(found, request, session.say, session.quiet)
+    raise OptionError(f"{name} has no cells of its own to time; needed: a benchmark with cells. Leave --times out.")
 
 
 def _split(given: Names) -> tuple[str, ...]:
