@@ -1,7 +1,7 @@
 """What holds on a GPU alone: graphs of CUDA, checkpoints, processes that share a model, the compiler's own graphs."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -122,6 +122,41 @@ def test_a_captured_graph_goes_on_with_moving_statistics() -> None:
     for got, want in zip(model.norms, twin.norms, strict=True):
         torch.testing.assert_close(got.layer.running_mean, want.layer.running_mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(got.layer.running_var, want.layer.running_var, rtol=1e-4, atol=1e-5)
+
+
+def test_a_captured_step_trains_as_the_step_itself_does() -> None:
+    model = perturbed()
+    twin = copy.deepcopy(model)
+    start = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+    def training(model: nn.Module) -> Callable[[Tensor], Tensor]:
+        optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+
+        def taken(x: Tensor) -> Tensor:
+            y = step(model, x)
+            optimiser.step()
+            optimiser.zero_grad()
+            return y.detach()
+
+        return taken
+
+    fast, plain, x = undrift.Captured(training(model)), training(twin), images()
+    with exact():
+        # Three as they are, three replays, and one of another size, which runs as it is.
+        for batch in (*(x * (1 + k) for k in range(6)), x[:5]):
+            torch.testing.assert_close(fast(batch), plain(batch), rtol=1e-3, atol=1e-3)
+    ends = [[p for p in m.parameters() if p.requires_grad] for m in (model, twin)]
+    for before, got, want in zip(start, *ends, strict=True):
+        assert not torch.equal(before, got)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_that_reads_values_back_cannot_be_captured() -> None:
+    fast = undrift.Captured(lambda x: x.sum().item())
+    for _ in range(3):
+        fast(images())
+    with pytest.raises(undrift.UndriftError, match="reads no values back"):
+        fast(images())
 
 
 def test_activation_checkpointing_changes_nothing() -> None:

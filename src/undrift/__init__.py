@@ -17,6 +17,7 @@ from undrift._errors import (
 )
 from undrift._types import Step
 from undrift.adapt import adapt
+from undrift.capture import Captured
 from undrift.data.corrupt import corrupt
 from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
 from undrift.export import export
@@ -38,6 +39,7 @@ from undrift.verdict import Verdict
 
 __all__ = [
     "CannotPerturb",
+    "Captured",
     "Consistency",
     "DataError",
     "DomainFile",

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift import zoo
+from undrift.capture import Captured
 from undrift.likelihood import entropy
 from undrift.objective import kl_term
 from undrift.perturb import Perturbed, perturb
@@ -120,30 +121,6 @@ def make_step(
         optimiser.zero_grad()
 
     return Captured(step) if captured else step
-
-
-class Captured:
-    """A step as one CUDA graph, captured at the first call; each call replays it on its batch."""
-
-    def __init__(self, step: Step) -> None:
-        self.step, self.graph, self.x = step, torch.cuda.CUDAGraph(), torch.empty(0)
-
-    def __call__(self, x: Tensor) -> None:
-        """Take the step."""
-        if not self.x.numel():
-            self._capture(x)
-        self.x.copy_(x)
-        self.graph.replay()
-
-    def _capture(self, x: Tensor) -> None:
-        self.x, side = x.clone(), torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # first calls compile kernels and make the optimiser's state
-                self.step(self.x)
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self.graph):
-            self.step(self.x)
 
 
 def vmp_network(net: nn.Module, **changes: Any) -> Perturbed:

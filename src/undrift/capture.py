@@ -1,0 +1,80 @@
+"""A step of one's own as one CUDA graph, so that none of its kernels waits for Python."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from undrift._errors import UndriftError
+
+T = TypeVar("T")
+_SETTLING = 3  # calls in which kernels are compiled and an optimiser makes its state
+
+
+class Captured(Generic[T]):
+    """A function of tensors that a GPU repeats by itself.
+
+    The first three calls run as they are, the fourth is recorded, and it and all later ones are replayed: the same
+    kernels, without Python between them. Noise is new at every replay, and kept statistics move, as in a call that is
+    not replayed. Tensors elsewhere than on a GPU, and tensors of other shapes than the recorded ones, run as they are.
+
+    What a replay returns are the same tensors each time: the next one writes over them.
+
+    Args:
+        step: forward, loss, backward and optimiser (with `capturable=True`); it must not read values back (`item`,
+            `if loss > …`), as nothing of Python happens in a replay.
+
+    Examples:
+        >>> doubled = Captured(lambda x: 2 * x)
+        >>> doubled(torch.ones(2))  # on a CPU the function itself
+        tensor([2., 2.])
+    """
+
+    def __init__(self, step: Callable[..., T]) -> None:
+        self.step, self.calls = step, 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._output: T | None = None
+
+    def __call__(self, *tensors: Tensor) -> T:
+        """Take the step."""
+        if not tensors or not all(t.is_cuda for t in tensors):
+            return self.step(*tensors)
+        if self._graph is None:
+            self.calls += 1
+            if self.calls <= _SETTLING:
+                return self._aside(tensors)
+            self._record(tensors)
+        if [_kind(t) for t in tensors] != [_kind(t) for t in self._inputs]:
+            return self.step(*tensors)
+        for mine, given in zip(self._inputs, tensors, strict=True):
+            mine.copy_(given)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._output  # type: ignore[return-value]
+
+    def _aside(self, tensors: tuple[Tensor, ...]) -> T:
+        # As a recording does: autograd remembers which stream a tensor's gradient comes in.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            output = self.step(*tensors)
+        torch.cuda.current_stream().wait_stream(side)
+        return output
+
+    def _record(self, tensors: tuple[Tensor, ...]) -> None:
+        graph, self._inputs = torch.cuda.CUDAGraph(), tuple(t.clone() for t in tensors)
+        try:
+            with torch.cuda.graph(graph):
+                self._output = self.step(*self._inputs)
+        except RuntimeError as error:
+            raise UndriftError(
+                f"the step cannot be recorded as a CUDA graph ({error}); needed: a step that reads no values back, and "
+                "an optimiser with capturable=True. Change that, or call the step itself."
+            ) from error
+        self._graph = graph
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
