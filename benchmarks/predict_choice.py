@@ -1,17 +1,21 @@
-"""Question: how should predict(mode="fast") average its two draws?
+"""Question: how should predict(mode="fast") spend 2.7 draws an image, and how should it average them?
 
-The choice is the part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability.
-The parts are compared on speckle noise, Gaussian blur and saturate (severity 5), never on the fifteen that are reported
-on. For each of them the logits of the mean network and of 24 draws are made once; the target is the NLL of ten of these
-draws, averaged over 200 ways to pick them, and each choice is the mean over 60 ways to pick its two draws. WRN-40-2,
-batches of 200, seed 0; moving statistics of one noisy pass. Beside the parts: the mean network, two draws as they are,
-and an earlier form of "fast": half the mean network's logits and half those of one draw, of two for every second image.
+Choices: which images get a third draw, how many draws the answer is to be as sharp as (ten, or infinitely many), and
+the part of the draws' mean logits in it; the rest is the logarithm of their mean probability. They are compared on
+speckle noise, Gaussian blur and saturate (severity 5), never on the fifteen that are reported on. For each of these the
+logits of the mean network and of 24 draws are made once; the target is the NLL of ten of the draws, averaged over 200
+ways to pick them, and each choice is the mean over 100 ways to pick its two or three. WRN-40-2, batches of 200, seed 0;
+moving statistics of one noisy pass. Beside the choices: the mean network, and two and three draws as they are.
 
-    python benchmarks/predict_choice.py --data ../shared/data/cifar10 --images 2000
+    python benchmarks/predict_choice.py --data ../shared/data/cifar10 --images 400
 """
 
 import argparse
 import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,14 @@ from torch import Tensor
 
 import undrift
 from undrift import data, metrics, zoo
-from undrift._few import Few, answer, temperature_of
+from undrift._few import LOGITS_PART, THIRD, averaged, disputed, temperature_of
 from undrift.data.corrupt import DEVELOPMENT, corrupt
 
-BATCH, DRAWS = 200, 24
+BATCH, DRAWS, WAYS = 200, 24, 100
 SETTINGS: dict[str, dict[str, Any]] = {
     "0.04 × Var, all but the first layer": {"init_fraction": 0.04, "skip_first": 1},
     "0.01 × Var, all layers": {"init_fraction": 0.01},
 }
-PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @torch.no_grad()
@@ -46,43 +49,71 @@ def logits(net: torch.nn.Module, x: Tensor, changes: dict[str, Any]) -> tuple[Te
     return mean.cpu(), draws.cpu()
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How to spend up to three draws of an image, and how to average them.
+
+    Attributes:
+        third: the part of a batch's images that gets a third draw.
+        stands_for: how many draws the answer is to be as sharp as.
+        part: of the mean logits; the rest is the logarithm of the mean probability.
+        ranked: whether the third draw goes where the first two disagree, or to images by chance.
+    """
+
+    third: float = THIRD
+    stands_for: float = math.inf
+    part: float = LOGITS_PART
+    ranked: bool = True
+
+    def probs(self, draws: Tensor) -> Tensor:
+        """Return one batch's answers from the log-probabilities of three draws."""
+        two, share = draws[:2], 1 / self.stands_for
+        rows = disputed(list(two), self.third) if self.ranked else torch.arange(round(self.third * two.shape[1]))
+        logits = averaged(list(two), self.part)[0]
+        logits[rows] = averaged(list(draws[:, rows]), self.part)[0]
+        across, own = two.sum(0).exp().sum(1).mean(), (2 * two).exp().sum(2).mean()
+        return (logits / temperature_of([logits], (1 - share) * across + share * own)).softmax(1)
+
+
+CHOICES = {
+    "two draws, as ten (the earlier form)": Choice(third=0, stands_for=10),
+    "two draws, as many": Choice(third=0),
+    "third draw for 70 %, as ten": Choice(stands_for=10),
+    "third draw for 70 %, as many (fast)": Choice(),
+    "… all of the mean logits": Choice(part=1.0),
+    "… none of the mean logits": Choice(part=0.0),
+    "… third draw for any 70 %": Choice(ranked=False),
+    "… third draw for 50 %": Choice(third=0.5),
+    "… third draw for all": Choice(third=1.0),
+}
+
+
 def differences(mean: Tensor, draws: Tensor, labels: Tensor) -> dict[str, float]:
     """Return NLL minus that of ten draws, for each choice."""
-    pick = torch.Generator().manual_seed(0)
-    probs = draws.softmax(-1)
-
-    def some(count: int) -> Tensor:
-        return torch.randperm(len(draws), generator=pick)[:count]
-
-    target = sum(metrics.nll(probs[some(10)].mean(0), labels) for _ in range(200)) / 200
-    found = {"samples=0": metrics.nll(mean.softmax(1), labels) - target}
-    found["two draws, averaged"] = sum(metrics.nll(probs[some(2)].mean(0), labels) for _ in range(60)) / 60 - target
-    found["earlier form"] = sum(metrics.nll(earlier(mean, *draws[some(2)]), labels) for _ in range(60)) / 60 - target
-    sound = torch.ones(BATCH, dtype=torch.bool)
-    for part in PARTS:
-        total = 0.0
-        for _ in range(60):
-            first, second = draws[some(2)]
-            answers = [
-                answer([Few.of(a, b, sound[: len(a)], part)], 10).probs
-                for a, b in zip(first.split(BATCH), second.split(BATCH), strict=True)
-            ]
-            total += metrics.nll(torch.cat(answers), labels) - target
-        found[f"fast, {part:g} of the mean logits"] = total / 60
+    logs, found = draws.log_softmax(-1), {}
+    target = expected(partial(plain, logs, labels, 10), 200)
+    found["samples=0"] = metrics.nll(mean.softmax(1), labels) - target
+    for count in (2, 3):
+        found[f"{count} draws, averaged"] = expected(partial(plain, logs, labels, count), WAYS) - target
+    for name, choice in CHOICES.items():
+        found[name] = expected(partial(one_way, choice, logs, labels), WAYS) - target
     return found
 
 
-def earlier(mean: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Return the probabilities of the earlier form, batch by batch; temperature as in `answer`."""
-    probs = []
-    for m, a, b in zip(mean.split(BATCH), first.split(BATCH), second.split(BATCH), strict=True):
-        drawn = a.clone()
-        drawn[::2] = (a[::2] + b[::2]) / 2
-        p, q = a[::2].softmax(1), b[::2].softmax(1)
-        target = 0.9 * (p * q).sum(1).mean() + 0.1 * (p.square().sum(1) + q.square().sum(1)).mean() / 2
-        logits = (m + drawn) / 2
-        probs.append((logits / temperature_of([logits], target)).softmax(1))
-    return torch.cat(probs)
+def expected(score: Callable[[Tensor], float], ways: int) -> float:
+    """Return the mean score over ways to order the draws, the same ways for every score."""
+    generator = torch.Generator().manual_seed(0)
+    return sum(score(torch.randperm(DRAWS, generator=generator)) for _ in range(ways)) / ways
+
+
+def plain(logs: Tensor, labels: Tensor, count: int, pick: Tensor) -> float:
+    """Return the NLL of the mean probability of some draws."""
+    return metrics.nll(logs[pick[:count]].exp().mean(0), labels)
+
+
+def one_way(choice: Choice, logs: Tensor, labels: Tensor, pick: Tensor) -> float:
+    """Return the NLL of a choice, batch by batch as a stream would ask it."""
+    return metrics.nll(torch.cat([choice.probs(batch) for batch in logs[pick[:3]].split(BATCH, dim=1)]), labels)
 
 
 def main() -> None:
@@ -91,7 +122,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--corruptions", nargs="*", default=list(DEVELOPMENT))
     arguments = parser.parse_args()
     clean, labels = next(iter(data.cifar10(arguments.data).select(range(arguments.images)).batches(10**6)))

@@ -1,16 +1,20 @@
-"""A prediction from two draws, as unsure as the average of many draws is."""
+"""A prediction from two or three draws an image, as unsure as the average of many draws is."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from undrift.prediction import Prediction, entropy_of
 
-# The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. From a half to
-# all of it there is no difference beyond chance, less is worse (benchmarks/predict_choice.py).
+# The part of a batch that gets a third draw. 2.7 draws an image at 1.08 noise-free passes each (ten draws folded,
+# WRN-28-10, batch 200, one H200) are 2.9 passes, where 3 is the bar; draws for more images bring little.
+THIRD = 0.7
+# The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. A half and all
+# of it differ little, none is worse (benchmarks/predict_choice.py).
 LOGITS_PART = 0.5
 HOTTEST = 16.0
 _GRID = 17
@@ -21,74 +25,92 @@ class Few:
     """What a batch leaves behind for `answer`.
 
     Attributes:
-        logits: half the mean of an image's log-probabilities, half the logarithm of its mean probability.
-        mean_entropy: mean over both draws of the softmax's entropy.
-        both: Σ p₁ p₂ and ½ Σ (p₁² + p₂²), summed over images, and their number.
+        logits: the draws' average of each image (see `averaged`).
+        mean_entropy: mean over an image's draws of the softmax's entropy.
+        agreement: Σ p₁ p₂ of the first two draws, summed over images, and the number of images.
         sound: for each image of the batch, whether it has a row here.
     """
 
     logits: Tensor
     mean_entropy: Tensor
-    both: Tensor
+    agreement: Tensor
     sound: Tensor
 
     @staticmethod
-    def of(first: Tensor, second: Tensor, sound: Tensor, part: float = LOGITS_PART) -> "Few":
-        """Return what the logits of two draws leave."""
-        # Half precision would round the small differences between draws away.
-        wide = torch.promote_types(first.dtype, torch.float32)
-        logs = [draw.to(wide).log_softmax(dim=1) for draw in (first, second)]
-        p, q = (log.exp() for log in logs)
-        logits = part * (logs[0] + logs[1]) / 2 + (1 - part) * torch.logaddexp(*logs)
-        halves = (p.square().sum(1) + q.square().sum(1)) / 2
-        return Few(logits, (entropy_of(p) + entropy_of(q)) / 2, _totals((p * q).sum(1), halves), sound)
+    def of(two: Sequence[Tensor], third: Tensor, rows: Tensor | None, sound: Tensor) -> "Few":
+        """Return what the log-probabilities of two draws leave, with a third of these rows, None of all."""
+        if rows is None:
+            logits, inner = averaged([*two, third])
+        else:
+            logits, inner = averaged(two)
+            more, inner_of_more = averaged([*(logs[rows] for logs in two), third])
+            logits, inner = logits.index_copy(0, rows, more), inner.index_copy(0, rows, inner_of_more)
+        across = (two[0] + two[1]).exp().sum(1)
+        known = across + inner < torch.inf  # not a number is below nothing: one bad row spoils nothing
+        return Few(logits, inner, torch.stack([across.where(known, 0).sum(), known.sum()]), sound)
 
 
-def answer(parts: Sequence[Few], samples: int) -> Prediction:
+def log_probs(logits: Tensor) -> Tensor:
+    """Return log softmax; half precision would round the small differences between draws away."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
+
+
+def disputed(two: Sequence[Tensor], part: float = THIRD) -> Tensor:
+    """Return the rows, that part of them, on which two draws disagree most: largest mutual information."""
+    probs = torch.stack(list(two), dim=2).exp()
+    mutual = entropy_of(probs.mean(2)) - entropy_of(probs).mean(1)
+    return mutual.nan_to_num(0).topk(round(part * len(mutual)), sorted=False).indices
+
+
+def averaged(draws: Sequence[Tensor], part: float = LOGITS_PART) -> tuple[Tensor, Tensor]:
+    """Return each image's average of log-probabilities, and the mean entropy of its draws.
+
+    The average is `part` of the mean log-probabilities and the rest of the logarithm of the mean probability, up to a
+    number that all classes share.
+    """
+    logs = torch.stack(list(draws), dim=2)
+    return part * logs.mean(2) + (1 - part) * logs.logsumexp(2), entropy_of(logs.exp()).mean(1)
+
+
+def answer(parts: Sequence[Few | Prediction]) -> Prediction:
     """Return the predictions of all batches: softmax(logits / T), with one T for all their images.
 
-    T gives the answers the sharpness, the mean over images of Σ p², that the average of S draws has. Two independent
-    draws tell it without bias: E Σ p₁ p₂ is the sharpness of the average of infinitely many, and
-
-        Σ p̄² = (1 − 1/S) Σ p₁ p₂ + (1/S) ½ Σ (p₁² + p₂²).
+    T gives the answers the sharpness, the mean over images of Σ p², that the average of infinitely many draws has:
+    E Σ p₁ p₂ over two independent draws, which an image's first two tell without bias. Batches that have their answer
+    already keep it.
     """
-    across, halves, count = sum((part.both for part in parts[1:]), parts[0].both)
-    target = ((1 - 1 / samples) * across + halves / samples) / count.clamp_min(1)
-    heat = temperature_of([part.logits for part in parts], target)
+    few = [part for part in parts if isinstance(part, Few)]
+    if few:
+        total, count = sum((part.agreement for part in few[1:]), few[0].agreement)
+        heat = temperature_of([part.logits for part in few], total / count.clamp_min(1))
     return Prediction.cat(
-        Prediction.of((part.logits / heat).softmax(dim=1), part.mean_entropy, part.sound) for part in parts
+        part
+        if isinstance(part, Prediction)
+        else Prediction.of((part.logits / heat).softmax(dim=1), part.mean_entropy, part.sound)
+        for part in parts
     )
-
-
-def _totals(*values: Tensor) -> Tensor:
-    """Return the sum of each over the rows where all are finite, and how many these are: one bad row spoils nothing."""
-    finite = torch.isfinite(sum(values[1:], values[0]))
-    return torch.stack([torch.where(finite, v, 0).sum() for v in values] + [finite.sum().to(values[0].dtype)])
 
 
 def temperature_of(logits: Sequence[Tensor], sharpness: Tensor) -> Tensor:
     """Return the T from 1 up at which the mean over images of Σ softmax(logits / T)² is `sharpness`.
 
-    Two grids, one inside the other, and a straight line: no loop that has to ask the device how far it is.
+    Two grids, one inside the other, and a straight line: no loop that has to ask the device how far it is, and no
+    number that is sent to it, which would wait for it as well.
     """
-    low, high = sharpness.new_zeros(()), sharpness.new_tensor(math.log(HOTTEST))
-    steps = torch.linspace(0, 1, _GRID, dtype=low.dtype, device=low.device)
+    grid = partial(torch.linspace, dtype=sharpness.dtype, device=sharpness.device)
+    ends, steps = grid(0, math.log(HOTTEST), 2), grid(0, 1, _GRID)
     for _ in range(2):
-        heats = low + (high - low) * steps
+        heats = torch.lerp(ends[0], ends[1], steps)
         values = _sharpness(logits, heats.exp())
         upper = (values > sharpness).sum().clamp(1, _GRID - 1)  # sharpness falls with T
-        low, high = heats.index_select(0, upper[None] - 1)[0], heats.index_select(0, upper[None])[0]
-        left, right = values.index_select(0, upper[None] - 1)[0], values.index_select(0, upper[None])[0]
+        around = torch.stack([upper - 1, upper])
+        ends, (left, right) = heats[around], values[around]
     place = torch.where(left > right, (left - sharpness) / (left - right), 0.0).clamp(0, 1)
-    return torch.lerp(low, high, place).exp()
+    return torch.lerp(ends[0], ends[1], place).exp()
 
 
 def _sharpness(logits: Sequence[Tensor], heats: Tensor) -> Tensor:
     """Return the mean over finite rows of Σ p² at each temperature."""
-    total, count = torch.zeros_like(heats), heats.new_zeros(())
-    for rows in (part for whole in logits for part in whole.split(4096)):
-        square = (rows / heats[:, None, None]).softmax(dim=-1).square().sum(-1)
-        finite = torch.isfinite(square)
-        total = total + torch.where(finite, square, 0).sum(1)
-        count = count + finite[0].sum()
-    return total / count.clamp_min(1)
+    parts = (part for whole in logits for part in whole.split(4096))
+    squares = [(rows / heats[:, None, None]).softmax(dim=-1).square().sum(-1) for rows in parts]
+    return torch.cat(squares, dim=1).nanmean(1)

@@ -51,7 +51,7 @@ def run(
     plot: Annotated[Path | None, typer.Option(help="The report as a picture.", metavar="FILE.png")] = None,
     preset: Annotated[str, typer.Option(help="Options to start from (continual): paper or released.")] = "paper",
     samples: Samples = None,
-    mode: Annotated[str, typer.Option(help="full: all draws; fast: two draws in their place.")] = "full",
+    mode: Annotated[str, typer.Option(help="full: all draws; fast: two or three in their place.")] = "full",
     temperature: Temperature = "1",
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,

@@ -51,7 +51,7 @@ def run(
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
     samples: Samples = None,
-    mode: Annotated[str, typer.Option(help="full: all draws; fast: two draws in their place.")] = "full",
+    mode: Annotated[str, typer.Option(help="full: all draws; fast: two or three in their place.")] = "full",
     temperature: Temperature = "1",
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
