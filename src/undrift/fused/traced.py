@@ -1,10 +1,8 @@
 """The fused functions for a graph that is compiled for CUDA: operators that the compiler looks into.
 
-It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: 2·x·grad with what reads the
-gradient, a linear layer's sum of squares with the LayerNorm before it. A convolution's sum of squares is a kernel of
-ours: fused, it makes reductions of the simple kernels that end in ReLU, and they lose more than reading x again takes.
-ε and its two sums are ours too: given PyTorch's operators, the compiler draws ε again in each kernel that reads the
-output (on an H200 a WRN-28-10 step of 26.9 ms, where Tent's takes 13.3).
+It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: the sum of squares with what
+writes x, 2·x·grad with what reads the gradient. ε and its two sums are ours: given PyTorch's operators, the compiler
+draws ε again in each kernel that reads the output (on an H200 a WRN-28-10 step of 26.9 ms, where Tent's takes 13.3).
 """
 
 from typing import Any
@@ -14,13 +12,9 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from undrift.fused import gradients, plain, tiles
-from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel, square_sum_kernel
-from undrift.fused.kernels_grouped import (
-    grouped_add_noise_kernel,
-    grouped_noise_gradients_kernel,
-    grouped_square_sum_kernel,
-)
-from undrift.fused.launch import FINISH, Noises, Sums, first_of
+from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel
+from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
+from undrift.fused.launch import FINISH, Noises, first_of
 
 
 def _plan(y: Tensor, first_row: int, groups: int, last: bool) -> Noises:
@@ -78,27 +72,11 @@ gradients.of_add_noise(add_noise, noise_gradients)
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32."""
-    if last:
-        return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
-    return _square_sum(x, groups, last)
-
-
-@triton_op("undrift::square_sum_traced", mutates_args=())
-def _square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
-    x = tiles.dense(x, last)
-    out = x.new_empty((x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
-    if out.numel():
-        call = Sums(tiles.shape_of(x, last), groups, x.device.index or 0).total
-        kernel = square_sum_kernel if groups == 1 else grouped_square_sum_kernel
-        wrap_triton(kernel)[call.grid](x, out, *call.numbers, **call.constants)
-    return out
-
-
-gradients.of_square_sum(_square_sum)
+    return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
 
 
 class _SquareSum(torch.autograd.Function):
-    """In plain operators, which the compiler fuses with what makes x; with the gradient of the operator above.
+    """In plain operators, which the compiler fuses with what makes x, with a gradient from x as it is.
 
     Left to autograd, the backward pass would want 2·x in float32, and the compiler keeps that beside x.
     """
