@@ -151,14 +151,6 @@ def test_a_captured_step_trains_as_the_step_itself_does() -> None:
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
 
 
-def test_a_step_that_reads_values_back_cannot_be_captured() -> None:
-    fast = undrift.Captured(lambda x: x.sum().item())
-    for _ in range(3):
-        fast(images())
-    with pytest.raises(undrift.UndriftError, match="reads no values back"):
-        fast(images())
-
-
 def test_activation_checkpointing_changes_nothing() -> None:
     with exact():
         plain, again = perturbed(), perturbed(checkpointed=True)

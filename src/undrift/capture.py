@@ -71,7 +71,8 @@ class Captured(Generic[T]):
         except RuntimeError as error:
             raise UndriftError(
                 f"the step cannot be recorded as a CUDA graph ({error}); needed: a step that reads no values back, and "
-                "an optimiser with capturable=True. Change that, or call the step itself."
+                "an optimiser with capturable=True. Change that, or call the step itself, in a new process: PyTorch's "
+                "generator on this GPU takes itself to be still in the recording."
             ) from error
         self._graph = graph
 
