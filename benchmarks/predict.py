@@ -35,7 +35,7 @@ from undrift._few import THIRD
 from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
 
 BATCH = 200
-FORM = f"two draws, a third for {THIRD:.0%}"  # of fast: numbers of another form are not continued
+FORM = f"two draws, and a third for {THIRD:.0%} in the same pass"  # numbers of another form are not continued
 LOOKED_AT = ("contrast", "frost", "gaussian_noise")
 SETTINGS: dict[str, dict[str, Any]] = {
     "0.04 × Var, all but the first layer": {"init_fraction": 0.04, "skip_first": 1},

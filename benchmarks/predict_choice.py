@@ -24,8 +24,9 @@ from torch import Tensor
 
 import undrift
 from undrift import data, metrics, zoo
-from undrift._few import LOGITS_PART, THIRD, averaged, disputed, temperature_of
+from undrift._few import LOGITS_PART, THIRD, averaged, evenly, temperature_of
 from undrift.data.corrupt import DEVELOPMENT, corrupt
+from undrift.prediction import entropy_of
 
 BATCH, DRAWS, WAYS = 200, 24, 100
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -57,34 +58,43 @@ class Choice:
         third: the part of a batch's images that gets a third draw.
         stands_for: how many draws the answer is to be as sharp as.
         part: of the mean logits; the rest is the logarithm of the mean probability.
-        ranked: whether the third draw goes where the first two disagree, or to images by chance.
+        ranked: whether the third draw goes where the first two disagree, which takes a pass of its own.
     """
 
     third: float = THIRD
-    stands_for: float = math.inf
+    stands_for: float = 10
     part: float = LOGITS_PART
-    ranked: bool = True
+    ranked: bool = False
 
     def probs(self, draws: Tensor) -> Tensor:
         """Return one batch's answers from the log-probabilities of three draws."""
         two, share = draws[:2], 1 / self.stands_for
-        rows = disputed(list(two), self.third) if self.ranked else torch.arange(round(self.third * two.shape[1]))
+        rows = disputed(two, self.third) if self.ranked else evenly(two[0], self.third)
         logits = averaged(list(two), self.part)[0]
-        logits[rows] = averaged(list(draws[:, rows]), self.part)[0]
+        if self.third:
+            logits[rows] = averaged(list(draws[:, rows]), self.part)[0]
         across, own = two.sum(0).exp().sum(1).mean(), (2 * two).exp().sum(2).mean()
         return (logits / temperature_of([logits], (1 - share) * across + share * own)).softmax(1)
 
 
+def disputed(two: Tensor, part: float) -> Tensor:
+    """Return the rows, that part of them, on which two draws disagree most: largest mutual information."""
+    probs = two.exp().movedim(0, 2)
+    mutual = entropy_of(probs.mean(2)) - entropy_of(probs).mean(1)
+    return mutual.topk(round(part * len(mutual)), sorted=False).indices
+
+
 CHOICES = {
-    "two draws, as ten (the earlier form)": Choice(third=0, stands_for=10),
-    "two draws, as many": Choice(third=0),
-    "third draw for 70 %, as ten": Choice(stands_for=10),
-    "third draw for 70 %, as many (fast)": Choice(),
+    "two draws, as ten (an earlier form)": Choice(third=0),
+    "two draws, as many": Choice(third=0, stands_for=math.inf),
+    "third draw for 70 %, as ten (fast)": Choice(),
     "… all of the mean logits": Choice(part=1.0),
     "… none of the mean logits": Choice(part=0.0),
-    "… third draw for any 70 %": Choice(ranked=False),
     "… third draw for 50 %": Choice(third=0.5),
     "… third draw for all": Choice(third=1.0),
+    "third draw for 70 %, as many": Choice(stands_for=math.inf),
+    "third draw where two disagree, 70 %, as ten": Choice(ranked=True),
+    "third draw where two disagree, 70 %, as many": Choice(stands_for=math.inf, ranked=True),
 }
 
 

@@ -1,4 +1,4 @@
-"""Two or three draws, averaged, and the temperature that makes them as unsure as many: small cases by hand."""
+"""Two or three draws, averaged, and the temperature that makes them as unsure as more: small cases by hand."""
 
 import math
 import runpy
@@ -8,52 +8,50 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift._few import Few, answer, averaged, disputed, log_probs, temperature_of
+from undrift._few import Few, answer, averaged, evenly, log_probs, temperature_of
 
 
 def sharpness(probs: Tensor) -> float:
     return float(probs.square().sum(1).mean())
 
 
-def test_the_most_disputed_rows_by_hand() -> None:
-    sure = math.log(9)
-    first = log_probs(torch.tensor([[sure, 0.0], [0.0, 0.0], [sure, 0.0], [sure, 0.0], [float("nan"), 0.0]]))
-    second = log_probs(torch.tensor([[sure, 0.0], [0.0, 0.0], [0.0, sure], [0.0, 0.0], [0.0, 0.0]]))
-    # Both unsure is no dispute; opposite answers are one, and a row that is not a number is none.
-    assert sorted(disputed([first, second], 0.4).tolist()) == [2, 3]
-    assert disputed([first, second], 0.2).tolist() == [2]
+def test_a_part_of_the_images_evenly() -> None:
+    assert evenly(torch.zeros(10), 0.3).tolist() == [0, 3, 6]
     for count, part in ((1, 1), (2, 1), (3, 2), (10, 7), (200, 140)):
-        assert len(disputed([first[:1].expand(count, 2)] * 2)) == part
+        rows = evenly(torch.zeros(count))
+        assert len(rows) == len(rows.unique()) == part
+        assert int(rows.max()) < count
 
 
 def test_the_average_and_its_temperature_by_hand() -> None:
-    one = torch.tensor([True])
+    one, row = torch.tensor([True]), torch.tensor([0])
     a, b, c = (log_probs(torch.tensor([odds])) for odds in ([math.log(3), 0.0], [0.0, math.log(3)], [0.0, 0.0]))
-    # Draws (3/4, 1/4), (1/4, 3/4) and (1/2, 1/2): Σ p₁p₂ = 3/8, and all classes are alike.
-    part = Few.of([a, b], c, None, one)
-    torch.testing.assert_close(part.agreement, torch.tensor([3 / 8, 1.0]))
+    # Draws (3/4, 1/4), (1/4, 3/4) and (1/2, 1/2): Σ p₁p₂ = 3/8, Σ p₁² = 5/8, and all classes are alike.
+    part = Few.of(torch.cat([a, b, c]), row, one)
+    torch.testing.assert_close(part.overlap, torch.tensor([3 / 8, 5 / 8, 1.0]))
     assert float(part.logits[0, 0]) == pytest.approx(float(part.logits[0, 1]))
     quarter = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert float(part.mean_entropy) == pytest.approx((2 * quarter + math.log(2)) / 3)
     # Twice (3/4, 1/4) and (1/2, 1/2): mean log odds 2/3 log 3, mean probabilities (2/3, 1/3).
     odds = averaged([a, a, c], 0.25)[0] @ torch.tensor([1.0, -1.0])
     assert float(odds) == pytest.approx(0.25 * 2 / 3 * math.log(3) + 0.75 * math.log(2))
-    # One T makes the answer as sharp as the first two draws say that many are: Σ p₁p₂ = 5/8 of twice (3/4, 1/4), though
+    # One T makes the answer as sharp as the first two draws say that S are: Σ p₁p₂ = 5/8 of twice (3/4, 1/4), though
     # the third is another. It never makes it sharper.
     sharp = log_probs(torch.tensor([[math.log(9), 0.0]]))
-    assert sharpness(answer([Few.of([a, a], sharp, None, one)]).probs) == pytest.approx(5 / 8, abs=1e-4)
-    assert sharpness(answer([Few.of([a, a], c, None, one)]).probs) < 5 / 8 - 0.05
-    # Two images, a third draw for the second of them: one T for both, from the mean of 5/8 and Σ p₁p₂ = 1/2.
-    two = [torch.cat([a, a]), torch.cat([a, c])]
-    few = Few.of(two, sharp, torch.tensor([1]), torch.tensor([True, True]))
-    torch.testing.assert_close(few.agreement, torch.tensor([9 / 8, 2.0]))
+    assert sharpness(answer([Few.of(torch.cat([a, a, sharp]), row, one)], 10).probs) == pytest.approx(5 / 8, abs=1e-4)
+    assert sharpness(answer([Few.of(torch.cat([a, a, c]), row, one)], 10).probs) < 5 / 8 - 0.05
+    # Two images, a third draw for the second of them: one T for both. Of the first, Σ p₁p₂ = Σ p₁² = 5/8; of the second
+    # Σ p₁p₂ = 1/2, and Σ p² is 5/8 and 1/2. So four draws would have 3/4 · 9/16 + 1/4 · 19/32 on average.
+    both = torch.tensor([True, True])
+    few = Few.of(torch.cat([a, a, a, c, sharp]), torch.tensor([1]), both)
+    torch.testing.assert_close(few.overlap, torch.tensor([9 / 8, 19 / 16, 2.0]))
     torch.testing.assert_close(few.logits[:1], averaged([a, a])[0])
     torch.testing.assert_close(few.logits[1:], averaged([a, c, sharp])[0])
-    p = answer([few])
-    assert sharpness(p.probs) == pytest.approx(9 / 16, abs=1e-4)
+    p = answer([few], 4)
+    assert sharpness(p.probs) == pytest.approx(3 / 4 * 9 / 16 + 1 / 4 * 19 / 32, abs=1e-4)
     heats = (few.logits @ torch.tensor([1.0, -1.0])) / (p.probs.log() @ torch.tensor([1.0, -1.0]))
     assert float(heats[0]) == pytest.approx(float(heats[1]), rel=1e-4)
-    assert float(heats[0]) > 1.1
+    assert float(heats[0]) > 1.05
 
 
 def test_the_temperature_is_found_and_never_below_one() -> None:
@@ -68,10 +66,15 @@ def test_the_temperature_is_found_and_never_below_one() -> None:
 def test_the_benchmark_that_chose_it_asks_the_same_question() -> None:
     script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "predict_choice.py"))
     draws = (3 * torch.randn(3, 50, 6, generator=torch.Generator().manual_seed(0))).log_softmax(2)
-    two, rows = list(draws[:2]), disputed(list(draws[:2]))
-    fast = answer([Few.of(two, draws[2, rows], rows, torch.ones(50, dtype=torch.bool))])
-    choice = script["CHOICES"]["third draw for 70 %, as many (fast)"]
+    rows = evenly(draws[0])
+    fast = answer([Few.of(torch.cat([draws[0], draws[1], draws[2, rows]]), rows, torch.ones(50, dtype=torch.bool))], 10)
+    choice = script["CHOICES"]["third draw for 70 %, as ten (fast)"]
     torch.testing.assert_close(choice.probs(draws), fast.probs)
     # By the formula of the script, as many draws as there are: Σ p̄² of two is that of their mean.
     two_as_two = script["Choice"](third=0, stands_for=2, part=0.0).probs(draws)
     torch.testing.assert_close(two_as_two, draws[:2].exp().mean(0), atol=1e-3, rtol=0)
+    # Both unsure is no dispute; opposite answers are one.
+    sure = math.log(9)
+    first = log_probs(torch.tensor([[sure, 0.0], [0.0, 0.0], [sure, 0.0], [sure, 0.0]]))
+    second = log_probs(torch.tensor([[sure, 0.0], [0.0, 0.0], [0.0, sure], [0.0, 0.0]]))
+    assert sorted(script["disputed"](torch.stack([first, second]), 0.5).tolist()) == [2, 3]

@@ -46,7 +46,7 @@ def test_two_draws_and_a_third_of_a_part_in_as_few_passes_as_they_allow() -> Non
     net = convnet()
     net.register_forward_hook(lambda _m, args, _out: rows.append(len(args[0])))
     for changes, limit, expected in (
-        ({"norm_statistics": "source"}, None, [14, 5]),
+        ({"norm_statistics": "source"}, None, [19]),
         ({"norm_statistics": "source"}, 9, [7, 7, 5]),
         # A network that mixes the images of a pass is never shown a part of them.
         ({"norm_statistics": "source"}, 0, [7, 7, 7]),
@@ -88,8 +88,9 @@ def test_it_is_near_the_average_of_many_draws() -> None:
     def gap(p: undrift.Prediction) -> float:
         return nll_of_draws(p.probs, truth.probs) - nll_of_draws(truth.probs, truth.probs)
 
-    # As unsure as many draws are, and nearer to the truth than as many draws.
-    assert sum(sharpness(p.probs) for p in calls) / 16 == pytest.approx(sharpness(truth.probs), abs=0.025)
+    # As unsure as ten draws are, and nearer to the truth than three.
+    ten = sum(sharpness(predict(model, x, 10, generator=seed).probs) for seed in range(4)) / 4
+    assert sum(sharpness(p.probs) for p in calls) / 16 == pytest.approx(ten, abs=0.02)
     assert sharpness(mean.probs) > sharpness(truth.probs) + 0.08
     assert sum(gap(p) for p in calls) / 16 < gap(three)
     assert all((p.label == truth.label).float().mean() > 0.8 for p in calls)
@@ -110,39 +111,37 @@ def test_seeds_repeat_it() -> None:
 def test_one_temperature_serves_all_images_of_a_call() -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
-    many = predict(model, x, 300, generator=1)
+    ten = sum(sharpness(predict(model, x, 10, generator=seed).probs) for seed in range(4)) / 4
     small = [sharpness(predict(model, x, mode="fast", batch_size=4, generator=seed).probs) for seed in range(12)]
-    assert sum(small) / 12 == pytest.approx(sharpness(many.probs), abs=0.015)  # one call scatters by 0.018
+    assert sum(small) / 12 == pytest.approx(ten, abs=0.015)  # one call scatters by 0.018
 
 
-def test_it_stands_for_many_draws_whatever_samples_is() -> None:
+def test_more_samples_stand_for_a_less_sure_answer() -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
-    few, many = (predict(model, x, n, generator=1, mode="fast") for n in (2, 1000))
-    assert torch.equal(few.probs, many.probs)
+    found = [sharpness(predict(model, x, n, generator=1, mode="fast").probs) for n in (2, 4, 100)]
+    assert found[0] > found[1] + 0.01 > found[2] + 0.02
 
 
-def test_the_third_draw_goes_to_those_that_disagree_and_changes_only_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_third_draw_of_a_part_changes_only_that_part(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
     seen: list[tuple[Tensor, Tensor]] = []
     net.register_forward_hook(lambda _m, args, out: seen.append((args[0], out)))
     left: list[Few] = []
-    monkeypatch.setattr(FAST, "answer", lambda parts: left.extend(parts) or answer(parts))
-    predict(model, x, generator=1, mode="fast", fold_limit=1000)
-    (_, both), (again, third) = seen
-    two = log_probs(both).chunk(2)
-    p, q = both.softmax(1).chunk(2)
-    mutual = undrift.Prediction.of((p + q) / 2, (entropy(p) + entropy(q)) / 2).mutual_info
-    chosen = (x[:, None] == again[None]).flatten(2).all(2).any(1)
-    assert int(chosen.sum()) == len(again) == 280
-    assert mutual[chosen].min() >= mutual[~chosen].max()
+    monkeypatch.setattr(FAST, "answer", lambda parts, samples: left.extend(parts) or answer(parts, samples))
+    predict(model, x, generator=1, mode="fast", fold_limit=2000)
+    ((given, out),) = seen  # one pass
+    assert torch.equal(given[:800], x.repeat(2, 1, 1, 1))
+    two, third = log_probs(out[:800]).chunk(2), log_probs(out[800:])
+    where = (x[:, None] == given[None, 800:]).flatten(2).all(2)
+    chosen = where.any(1)
+    assert int(chosen.sum()) == len(third) == 280
     logits, inner = averaged(two)
     assert torch.equal(left[0].logits[~chosen], logits[~chosen])
     assert torch.equal(left[0].mean_entropy[~chosen], inner[~chosen])
     # Each of the others has its own third draw, and not its neighbour's.
-    place = (x[:, None] == again[None]).flatten(2).all(2)[chosen].float().argmax(1)
-    logits, inner = averaged([*(logs[chosen] for logs in two), log_probs(third)[place]])
+    logits, inner = averaged([*(logs[chosen] for logs in two), third[where[chosen].float().argmax(1)]])
     torch.testing.assert_close(left[0].logits[chosen], logits)
     torch.testing.assert_close(left[0].mean_entropy[chosen], inner)
 
@@ -173,8 +172,8 @@ def test_a_batch_that_is_no_single_small_pass_gets_few_draws(monkeypatch: pytest
     net.register_forward_hook(lambda _m, args, _out: rows.append(len(args[0])))
     for changes, count, limit, expected in (
         ({"norm_statistics": "source"}, 25, 1000, [250]),
-        ({"norm_statistics": "source"}, 26, 1000, [52, 18]),
-        ({"norm_statistics": "source"}, 25, 249, [50, 18]),
+        ({"norm_statistics": "source"}, 26, 1000, [70]),
+        ({"norm_statistics": "source"}, 25, 249, [68]),
         ({"norm_statistics": "source"}, 7, 0, [7, 7, 7]),
         ({"norm_statistics": "batch"}, 7, None, [7, 7, 7]),
     ):
@@ -193,7 +192,7 @@ def test_a_short_last_batch_of_a_loader_stands_beside_the_others(monkeypatch: py
     p = predict(model, loader, 10, generator=1, mode="fast")
     first = predict(model, [x[:100], x[100:200]], 10, generator=1, mode="fast")
     assert torch.equal(p.probs[:200], first.probs)  # the last ten have no say in the temperature
-    # They are the ten draws that the noise comes to after six draws of the others in four passes.
+    # They are the ten draws that the noise comes to after those of the others.
     assert len(p) == 210
     model.reseed(1)
     predict(model, [x[:100], x[100:200]], mode="fast")
@@ -226,10 +225,9 @@ def test_rows_without_an_answer_spoil_nothing() -> None:
     bad = good.clone()
     bad[0] = float("inf")
     sound = torch.tensor([True, True])
-    clean = answer([Few.of([log_probs(good[1:])] * 2, log_probs(good[1:]), None, sound[1:])])
+    clean = answer([Few.of(log_probs(good[1:].repeat(3, 1)), torch.tensor([0]), sound[1:])], 10)
     for draws in ([bad, good, good], [good, good, bad]):
-        first, second, third = map(log_probs, draws)
-        mixed = answer([Few.of([first, second], third, None, sound)])
+        mixed = answer([Few.of(log_probs(torch.cat(draws)), torch.arange(2), sound)], 10)
         assert mixed.label.tolist() == [-1, 1]
         torch.testing.assert_close(mixed.probs[1:], clean.probs)
     with pytest.raises(undrift.DataError, match="no prediction"):
@@ -250,7 +248,7 @@ def test_the_device_is_not_waited_for() -> None:
     model = undrift.perturb(net, init_fraction=0.2)
     sound = torch.ones(len(x), dtype=torch.bool)
     with NoWaiting(), torch.no_grad():
-        p = answer([FAST._few(model, x[:90], sound[:90], 1.0, 1000), FAST._few(model, x[90:], sound[90:], 1.0, 1000)])
+        p = answer([FAST._few(model, part, sound[: len(part)], 1.0, 1000) for part in (x[:90], x[90:])], 10)
     assert len(p) == len(x)
     with NoWaiting(), pytest.raises(AssertionError, match="lift_fresh"):
         x.new_tensor(2.0)

@@ -1,4 +1,4 @@
-"""A prediction from two or three draws an image, as unsure as the average of many draws is."""
+"""A prediction from two or three draws an image, as unsure as the average of more draws is."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from torch import Tensor
 from undrift.prediction import Prediction, entropy_of
 
 # The part of a batch that gets a third draw. 2.7 draws an image at 1.08 noise-free passes each (ten draws folded,
-# WRN-28-10, batch 200, one H200) are 2.9 passes, where 3 is the bar; draws for more images bring little.
+# WRN-28-10, batch 200, one H200) are 2.9 passes, where 3 is the bar. It goes to images evenly, in the same pass: a pass
+# for those that two draws disagree on serves little better, and costs a GPU all its launches again.
 THIRD = 0.7
 # The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. A half and all
 # of it differ little, none is worse (benchmarks/predict_choice.py).
@@ -27,39 +28,39 @@ class Few:
     Attributes:
         logits: the draws' average of each image (see `averaged`).
         mean_entropy: mean over an image's draws of the softmax's entropy.
-        agreement: Σ p₁ p₂ of the first two draws, summed over images, and the number of images.
+        overlap: of the first two draws, summed over images: Σ p₁ p₂, the mean of Σ p₁² and Σ p₂², and 1.
         sound: for each image of the batch, whether it has a row here.
     """
 
     logits: Tensor
     mean_entropy: Tensor
-    agreement: Tensor
+    overlap: Tensor
     sound: Tensor
 
     @staticmethod
-    def of(two: Sequence[Tensor], third: Tensor, rows: Tensor | None, sound: Tensor) -> "Few":
-        """Return what the log-probabilities of two draws leave, with a third of these rows, None of all."""
-        if rows is None:
-            logits, inner = averaged([*two, third])
-        else:
-            logits, inner = averaged(two)
-            more, inner_of_more = averaged([*(logs[rows] for logs in two), third])
-            logits, inner = logits.index_copy(0, rows, more), inner.index_copy(0, rows, inner_of_more)
+    def of(draws: Tensor, rows: Tensor, sound: Tensor) -> "Few":
+        """Return what the log-probabilities of two draws of all images, and then of a third of these rows, leave."""
+        both = len(draws) - len(rows)
+        two = draws[:both].chunk(2)
+        logits, inner = averaged(two)
+        more, inner_of_more = averaged([*(logs[rows] for logs in two), draws[both:]])
+        logits, inner = logits.index_copy(0, rows, more), inner.index_copy(0, rows, inner_of_more)
         across = (two[0] + two[1]).exp().sum(1)
-        known = across + inner < torch.inf  # not a number is below nothing: one bad row spoils nothing
-        return Few(logits, inner, torch.stack([across.where(known, 0).sum(), known.sum()]), sound)
+        own = (2 * torch.stack(two)).exp().sum(2).mean(0)
+        known = across + own + inner < torch.inf  # not a number is below nothing: one bad row spoils nothing
+        overlap = torch.stack([across, own, torch.ones_like(own)]).where(known, 0).sum(1)
+        return Few(logits, inner, overlap, sound)
+
+
+def evenly(images: Tensor, part: float = THIRD) -> Tensor:
+    """Return the numbers of that part of the images, spread over all of them."""
+    count = max(1, round(part * len(images)))
+    return torch.arange(count, device=images.device) * len(images) // count
 
 
 def log_probs(logits: Tensor) -> Tensor:
     """Return log softmax; half precision would round the small differences between draws away."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
-
-
-def disputed(two: Sequence[Tensor], part: float = THIRD) -> Tensor:
-    """Return the rows, that part of them, on which two draws disagree most: largest mutual information."""
-    probs = torch.stack(list(two), dim=2).exp()
-    mutual = entropy_of(probs.mean(2)) - entropy_of(probs).mean(1)
-    return mutual.nan_to_num(0).topk(round(part * len(mutual)), sorted=False).indices
 
 
 def averaged(draws: Sequence[Tensor], part: float = LOGITS_PART) -> tuple[Tensor, Tensor]:
@@ -72,17 +73,18 @@ def averaged(draws: Sequence[Tensor], part: float = LOGITS_PART) -> tuple[Tensor
     return part * logs.mean(2) + (1 - part) * logs.logsumexp(2), entropy_of(logs.exp()).mean(1)
 
 
-def answer(parts: Sequence[Few | Prediction]) -> Prediction:
+def answer(parts: Sequence[Few | Prediction], samples: int) -> Prediction:
     """Return the predictions of all batches: softmax(logits / T), with one T for all their images.
 
-    T gives the answers the sharpness, the mean over images of Σ p², that the average of infinitely many draws has:
-    E Σ p₁ p₂ over two independent draws, which an image's first two tell without bias. Batches that have their answer
-    already keep it.
+    T gives the answers the sharpness, the mean over images of Σ p², that the average of `samples` draws has:
+    (1 − 1/samples) E Σ p₁ p₂ + 1/samples E Σ p₁², which an image's first two draws tell without bias. Batches that have
+    their answer already keep it.
     """
     few = [part for part in parts if isinstance(part, Few)]
     if few:
-        total, count = sum((part.agreement for part in few[1:]), few[0].agreement)
-        heat = temperature_of([part.logits for part in few], total / count.clamp_min(1))
+        across, own, count = sum((part.overlap for part in few[1:]), few[0].overlap)
+        sharpness = torch.lerp(across, own, 1 / samples) / count.clamp_min(1)
+        heat = temperature_of([part.logits for part in few], sharpness)
     return Prediction.cat(
         part
         if isinstance(part, Prediction)

@@ -12,7 +12,7 @@ from undrift._adapted import keeping_noise
 from undrift._batches import images_of, to_device
 from undrift._draws import draw, foldable
 from undrift._errors import DataError, OptionError, OutputError
-from undrift._few import Few, answer, disputed, log_probs
+from undrift._few import Few, answer, evenly, log_probs
 from undrift._outputs import logits as logits_of
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
@@ -21,7 +21,7 @@ from undrift.prediction import Prediction, entropy_of
 
 Mode = Literal["full", "fast"]
 # Most rows (images × draws) at which "fast" makes all draws, in one pass. On an H200 a WRN-28-10 takes 1.9 ms for 8
-# images, all of it launches, and 6.3 ms for 200; two passes over 8 with noise took 11 ms, so up to here one is less.
+# images, all of it launches, and 6.3 ms for 200: up to here more rows cost next to nothing.
 SMALL = 256
 
 
@@ -45,19 +45,19 @@ def predict(
     and each row has noise of its own. Where a draw is one Δw for the batch, or batch norms compute statistics of the
     batch, each draw is a pass. A network that mixes images in another way needs `fold_limit=0`.
 
-    The mode "fast" stands for the average of many draws: it makes two, and a third of the 70 % of a batch on which the
-    two disagree most. It answers with their average at the temperature that makes it as unsure, over all images of the
-    call, as many draws are (docs/uncertainty.md says how near that comes). A small batch on a GPU, up to 256 images ×
-    draws, gets all its `samples` draws, as in the mode "full": that is one pass, and not slower.
+    The mode "fast" stands for `samples` draws with two, and a third for 70 % of a batch, all in one pass where draws
+    share passes. It answers with their average at the temperature that makes it as unsure, over all images of the call,
+    as `samples` draws are (docs/uncertainty.md says how near that comes). A small batch on a GPU, up to 256 images ×
+    draws, gets all its draws, as in the mode "full": that is one pass, too, and not slower.
 
     Args:
         model: a perturbed network, or any other, which gives one deterministic answer.
         images: a tensor, an `undrift.data` domain, or an iterable of batches (a loader; labels are not looked at).
-        samples: draws to average; 0 is the mean network, in both modes. Default: the option `test_samples`.
+        samples: draws to average, or to stand for; 0 is the mean network. Default: the option `test_samples`.
         generator: a generator or a seed makes the noise reproducible, and leaves the network's own noise where it was.
         temperature: T; see `undrift.temperature`.
         batch_size: how many images of a tensor to look at at once.
-        mode: "full", the average of `samples` draws; or "fast", an approximation of the average of many.
+        mode: "full", the average of `samples` draws; or "fast", an approximation of it.
         fold_limit: most rows (images × draws) of a pass; 0 makes one pass a draw. Default: 2,048, on a CPU 32, and
             less where memory ends.
 
@@ -136,20 +136,16 @@ def _from_few(
             parts.append(average_sound(model, images, sound, samples, temperature, fold_limit))
         else:
             parts.append(_few(model, images, sound, temperature, fold_limit))
-    return answer(parts)
+    return answer(parts, samples)
 
 
 def _few(model: Perturbed, images: Tensor, sound: Tensor, temperature: float, fold_limit: int | None) -> Few:
-    """Return what two draws of all images and a third of the disputed ones leave; nothing is waited for."""
-
-    def logs(*draws: Tensor) -> Tensor:
-        return log_probs(torch.cat(list(draw(model, draws, fold_limit, partial(forward, model)))) / temperature)
-
+    """Return what two draws of all images and a third of a part of them leave; nothing is waited for."""
+    # A network that mixes the images of a pass would see others in a part of them.
+    rows = evenly(images) if foldable(model) and fold_limit != 0 else torch.arange(len(images), device=images.device)
     with model.rest():
-        two = logs(images, images).chunk(2)
-        # A network that mixes the images of a pass would see others in a part of them.
-        rows = disputed(two) if foldable(model) and fold_limit != 0 else None
-        return Few.of(two, logs(images if rows is None else images[rows]), rows, sound)
+        passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model)))
+    return Few.of(log_probs(torch.cat(passes) / temperature), rows, sound)
 
 
 def _launch_bound(images: Tensor) -> bool:
@@ -158,7 +154,7 @@ def _launch_bound(images: Tensor) -> bool:
 
 
 def _one_pass(model: Perturbed, rows: int, fold_limit: int | None) -> bool:
-    """Return whether all draws are the rows of one pass that the two passes of `_few` would hardly undercut."""
+    """Return whether all draws are the rows of one pass, which fewer draws would hardly undercut."""
     return rows <= SMALL and foldable(model) and (fold_limit is None or rows <= fold_limit)
 
 
