@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from undrift.bench import speed
-from undrift.bench.speed_report import how, ratios
+from undrift.bench.speed_kernels import by_kind
+from undrift.bench.speed_report import how, kernels, ratios
 from undrift.bench.speed_steps import Case, extra_bytes
 
 CPU = torch.device("cpu")
@@ -62,3 +63,19 @@ def test_the_bytes_of_the_noise_by_hand() -> None:
     x = torch.zeros(2, 3, 6, 6)
     positions = 2 * 6 * 6
     assert extra_bytes(Two("two", 2, 6), x, low=False) == 4 * positions * ((3 + 3 * 4) + (4 * 4 + 3 * 5))
+
+
+def test_kernels_are_told_apart_by_their_names() -> None:
+    seen = [
+        ("noise_gradients_kernel", 2.0), ("grouped_noise_gradients_kernel", 1.0), ("square_sum_gradient_kernel", 0.5),
+        # The compiler names its own after the operators in them.
+        ("triton_red_fused_add_noise_traced_relu_7", 4.0), ("nvjet_sm90_tst", 8.0), ("Memset (Device)", 0.25),
+    ]  # fmt: skip
+    found = by_kind(seen)
+    assert found == {"noise_gradients": 3.0, "square_sum": 0.5, "compiler": 4.0, "other": 8.25}
+    rows = [row("vmp", 1.0) | {"kernels": 6, "kernel_ms": found}, row("tent", 1.0) | {"error": "no memory"}]
+    lines = kernels(rows).splitlines()[2:]
+    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
+        "WRN-28", "vmp", "6", "15.75", "–", "3.00", "0.50", "–", "4.00", "8.25",
+    ]  # fmt: skip
+    assert "failed" in lines[1]

@@ -4,11 +4,11 @@
     undrift bench speed --only steps,growth      # some of them
 
 Parts: steps (each rival, uncompiled and compiled), growth (time and memory over batch, image, width, samples and
-classes), launches (kernels and waits a step), startup (import, `perturb` of a ResNet-50). Each case runs in a process
-of its own, so that none sees another's memory or compiled code; all get ready side by side, which takes the compiler a
-minute or two, and are then measured one by one. Medians of 30 steps after a warm-up. The floor of a VMP step is the
-fastest Tent's time and what the extra passes over activations must cost: their bytes (`extra_bytes`) over the machine's
-own copying speed.
+classes), launches (kernels and waits a step), kernels (their times by what they do), startup (import, `perturb` of a
+ResNet-50). Each case runs in a process of its own, so that none sees another's memory or compiled code; all get ready
+side by side, which takes the compiler a minute or two, and are then measured one by one. Medians of 30 steps after a
+warm-up. The floor of a VMP step is the fastest Tent's time and what the extra passes over activations must cost: their
+bytes (`extra_bytes`) over the machine's own copying speed.
 """
 
 import json
@@ -29,12 +29,13 @@ from undrift._errors import OptionError
 from undrift.bench.measure import machine, wait
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, Say
+from undrift.bench.speed_kernels import counted, timed
 from undrift.bench.speed_report import figure, how, text
 from undrift.bench.speed_steps import Case, extra_bytes, make_step
 
 GPU = (Case("WRN-28", 200, 32), Case("ResNet-50", 64, 224, 1000), Case("ViT-S/16", 64, 224, 1000))
 CPU = (Case("WRN-40", 64, 32, width=2),)
-PARTS = ("steps", "growth", "launches", "startup")
+PARTS = ("steps", "growth", "launches", "kernels", "startup")
 STEPS, WARM_UP = 30, 8
 ALL_AT_ONCE = 96 * 2**30  # bytes that a GPU needs to hold every step at the same time
 
@@ -112,8 +113,16 @@ def _launches(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]
     """Return kernel launches and waits for the device in one step; a CPU has none."""
     if device.type != "cuda":
         return []
-    jobs = [{"case": asdict(c), "kind": k, "count": True, "low": True} for c in GPU for k in ("tent", "vmp")]
+    jobs = [{"case": asdict(c), "kind": k, "look": "launches", "low": True} for c in GPU for k in ("tent", "vmp")]
     return _measured(jobs, device, say)
+
+
+def _kernels(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:  # noqa: ARG001
+    """Return the milliseconds of a compiled step's kernels, by what they do; a CPU has none."""
+    if device.type != "cuda":
+        return []
+    job = {"look": "kernels", "low": True, "compiled": True}
+    return _measured([job | {"case": asdict(c), "kind": k} for c in GPU for k in ("tent", "vmp")], device, say)
 
 
 def _startup(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]:  # noqa: ARG001
@@ -131,7 +140,8 @@ def _startup(device: torch.device, tiny: bool, say: Say) -> list[dict[str, Any]]
     return rows
 
 
-_MEASURES = {"steps": _steps, "growth": _growth, "launches": _launches, "startup": _startup}
+_MEASURES = {"steps": _steps, "growth": _growth, "launches": _launches, "kernels": _kernels, "startup": _startup}
+_LOOKS = {"launches": counted, "kernels": timed}
 
 
 # In a process of its own -----------------------------------------------------------------------------------------
@@ -189,8 +199,8 @@ def measure(job: dict[str, Any], device: torch.device, go: Callable[[], object] 
     wait(device)
     go()
     step(x)
-    if job.get("count"):
-        return _counted(step, x)
+    if job.get("look"):
+        return _LOOKS[job["look"]](step, x)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     times = []
@@ -219,19 +229,6 @@ def _copying(device: torch.device) -> float:
         wait(device)
         times.append(time.perf_counter() - start)
     return 2 * source.nbytes / min(times)
-
-
-def _counted(step: Any, x: torch.Tensor) -> dict[str, Any]:
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        step(x)
-        torch.cuda.synchronize()
-    names = [event.name for event in seen.events()]
-    launches = sum("LaunchKernel" in name for name in names)
-    waits = sum("Synchronize" in name and "Stream" in name for name in names)
-    copies = sum("Memcpy DtoH" in name for name in names)
-    return {"launches": launches, "waits": waits, "copies to host": copies}
 
 
 def _ready() -> None:

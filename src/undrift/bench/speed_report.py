@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from undrift.bench.speed_kernels import OURS
 from undrift.bench.table import markdown
 from undrift.plots import BLUE, GREY, ORANGE, _figure, _save
 
@@ -28,6 +29,8 @@ def text(found: dict[str, Any]) -> str:
         keys = ("launches", "waits", "copies to host")
         lines = [(r["case"]["network"], r["kind"], *(r.get(k, "failed") for k in keys)) for r in rows]
         parts += ["## Launches and waits a step, uncompiled\n", markdown(header, lines)]
+    if rows := _rows(found, "kernels"):
+        parts += ["## Kernels of a compiled step: milliseconds by what they do\n", kernels(rows)]
     if rows := _rows(found, "startup"):
         lines = [(r["what"], f"{r['seconds']:.2f}") for r in rows]
         parts += ["## Start-up\n", markdown(("what", "seconds"), lines)]
@@ -99,6 +102,21 @@ def _ratios(rows: list[dict[str, Any]]) -> str:
 def _fastest(rows: list[dict[str, Any]], network: str, kind: str = "tent") -> dict[str, Any] | None:
     own = [r for r in rows if r["case"]["network"] == network and r["kind"] == kind and "ms" in r]
     return min(own, key=lambda r: r["ms"], default=None)
+
+
+def kernels(rows: list[dict[str, Any]]) -> str:
+    """Return a table of kernel times, ours first, then the compiler's and all others'."""
+    kinds = (*OURS, "compiler", "other")
+    header = ("network", "step", "kernels", "all", *kinds)
+    lines: list[tuple[Any, ...]] = []
+    for row in rows:
+        start = (row["case"]["network"], row["kind"])
+        if (times := row.get("kernel_ms")) is None:
+            lines.append((*start, "failed", *["–"] * (1 + len(kinds))))
+            continue
+        each = (f"{times[kind]:.2f}" if kind in times else "–" for kind in kinds)
+        lines.append((*start, row["kernels"], f"{sum(times.values()):.2f}", *each))
+    return markdown(header, lines)
 
 
 def _growth(rows: list[dict[str, Any]]) -> str:
