@@ -233,3 +233,13 @@ def test_train_statistics_normalise_by_the_batch_in_a_step_and_by_the_average_at
     with model.rest():
         torch.testing.assert_close(model(2 * x), twin.eval()(2 * x))
     assert torch.equal(model.remove()[0].running_mean, torch.zeros(3))  # type: ignore[index]
+
+
+def test_statistics_that_are_not_finite_are_named_at_once() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4, track_running_stats=False))
+    net[1].running_var[2] = torch.inf
+    with pytest.warns(undrift.UndriftWarning, match=r"1\.running_var hold values that are not finite"):
+        undrift.perturb(net).remove()
+    undrift.perturb(net, norm_statistics="batch").remove()  # no warning: they are not looked at
+    net[1].running_var[2] = 1e30
+    undrift.perturb(net)

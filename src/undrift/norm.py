@@ -1,5 +1,7 @@
 """What norm layers do while a network is perturbed: whose statistics they use, whether scale and shift are trained."""
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from undrift._errors import UndriftError
+from undrift._errors import UndriftError, UndriftWarning
 from undrift._swap import Swapped
 from undrift.key import Key
 from undrift.options import Options, Statistics
@@ -130,6 +132,29 @@ class Norm(Swapped):
             return torch.where(sound, torch.lerp(old.to(new.dtype), new, pace).to(old.dtype), old)
 
         return moved(old_mean, mean), moved(old_var, var), count
+
+
+def warn_if_unsound(norms: Sequence[Norm]) -> None:
+    """Warn of kept statistics that are not finite: a variance above 65,504 that was once stored in float16, say.
+
+    The network answers with them all the same, so nothing else shows it, and every average that starts there is lost.
+    """
+    kept = {
+        f"{policy.name}.{name}": tensor
+        for policy in norms
+        for name in ("running_mean", "running_var")
+        if (tensor := getattr(policy.layer, name, None)) is not None and not tensor.is_meta
+    }
+    sound = torch.stack([tensor.isfinite().all().cpu() for tensor in kept.values()]).tolist() if kept else []
+    bad = [name for name, good in zip(kept, sound, strict=True) if not good]
+    if bad:
+        warnings.warn(
+            f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
+            "needed: finite statistics, as adaptation starts from them. Load its weights anew, in float32, or "
+            'perturb with norm_statistics="batch", which does not look at them.',
+            UndriftWarning,
+            stacklevel=3,
+        )
 
 
 def capturing(x: Tensor) -> bool:

@@ -73,6 +73,8 @@ def perturb(
     guard_hooks()
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
+    if chosen.norm_statistics != "batch":
+        norm.warn_if_unsound(model.norms)
     model.preprocess, model.classes = preprocess, None if classes is None else tuple(classes)
     return model
 
