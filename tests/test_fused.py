@@ -268,7 +268,7 @@ def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: in
         torch.testing.assert_close(out, want, rtol=1e-4, atol=near)
     for v in in_orders(grad):
         got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, plain))
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)  # sums of what is right to the bits above
 
 
 @triton
@@ -368,7 +368,7 @@ def test_tiles_cover_everything_once(positions: int, channels: int, last: bool) 
         if last and channels % 32 == 0:
             assert channels % cut.width == 0  # no empty columns
     assert cut.programs[1] == tiles.cdiv(channels, cut.width)  # columns are not looped over
-    assert cut.programs[0] <= 6 * 132 + 1  # few rows of partial sums
+    assert cut.programs[0] * cut.programs[1] <= max(6 * 132, cut.programs[1])  # no more than fit at once
     whole = tiles.tile(shape, channels, 132)
     assert whole.programs[0] == tiles.cdiv(positions, whole.positions)  # nor are positions
 

@@ -89,5 +89,8 @@ def _draws_a_pass(model: nn.Module, draws: Sequence[Tensor], fold_limit: int | N
     rows = fold_limit
     if rows is None:
         rows = min(ON_CPU if images.device.type == "cpu" else ON_ACCELERATOR, NUMBERS // images[0].numel())
+    total = sum(map(len, draws))
+    if total <= rows and total * images[0].numel() <= _fitted.get(model, NUMBERS):
+        return len(draws)  # also where the last is a part of the batch
     fitted = _fitted.get(model, images.numel() * len(draws)) // images.numel()
     return max(1, min(rows // len(images), fitted))

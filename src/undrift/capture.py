@@ -17,7 +17,7 @@ class Captured(Generic[T]):
 
     The first three calls run as they are, the fourth is recorded, and it and all later ones are replayed: the same
     kernels, without Python between them. Noise is new at every replay, and kept statistics move, as in a call that is
-    not replayed. Tensors elsewhere than on a GPU, and tensors of other shapes than the recorded ones, run as they are.
+    not replayed. Tensors elsewhere than on a GPU, and tensors of other shapes than the first call's, run as they are.
 
     What a replay returns are the same tensors each time: the next one writes over them.
 
@@ -34,6 +34,7 @@ class Captured(Generic[T]):
     def __init__(self, step: Callable[..., T]) -> None:
         self.step, self.calls = step, 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._kinds: list[tuple[object, ...]] = []
         self._inputs: tuple[Tensor, ...] = ()
         self._output: T | None = None
 
@@ -41,13 +42,16 @@ class Captured(Generic[T]):
         """Take the step."""
         if not tensors or not all(t.is_cuda for t in tensors):
             return self.step(*tensors)
+        kinds = [_kind(t) for t in tensors]
+        self._kinds = self._kinds or kinds  # the first call's: a short last batch is never what is recorded
+        if kinds != self._kinds:
+            return self.step(*tensors)
         if self._graph is None:
             self.calls += 1
-            if self.calls <= _SETTLING:
-                return self._aside(tensors)
-            self._record(tensors)
-        if [_kind(t) for t in tensors] != [_kind(t) for t in self._inputs]:
-            return self.step(*tensors)
+            with torch.cuda.device(tensors[0].device):
+                if self.calls <= _SETTLING:
+                    return self._aside(tensors)
+                self._record(tensors)
         for mine, given in zip(self._inputs, tensors, strict=True):
             mine.copy_(given)
         assert self._graph is not None
@@ -64,10 +68,12 @@ class Captured(Generic[T]):
         return output
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
-        graph, self._inputs = torch.cuda.CUDAGraph(), tuple(t.clone() for t in tensors)
+        graph, self._inputs = torch.cuda.CUDAGraph(), tuple(t.detach().clone() for t in tensors)
         try:
             with torch.cuda.graph(graph):
                 self._output = self.step(*self._inputs)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise UndriftError(
                 f"the step cannot be recorded as a CUDA graph ({error}); needed: a step that reads no values back, and "
@@ -78,4 +84,4 @@ class Captured(Generic[T]):
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tensor.shape, tensor.dtype, tensor.device

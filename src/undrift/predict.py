@@ -20,8 +20,8 @@ from undrift.perturb import Perturbed
 from undrift.prediction import Prediction, entropy_of
 
 Mode = Literal["full", "fast"]
-# Most rows (images × draws) at which "fast" makes all draws, in one pass. On an H200 a WRN-28-10 takes 1.9 ms for 8
-# images, all of it launches, and 6.3 ms for 200: up to here more rows cost next to nothing.
+# Most rows (images × draws) at which "fast" makes all draws, in one pass. On an H200 a noisy pass of a WRN-28-10 takes
+# 7.3 ms for 8 rows, 6.7 for 80 and 8.3 for 200: it waits for launches.
 SMALL = 256
 
 
@@ -48,7 +48,7 @@ def predict(
     The mode "fast" stands for `samples` draws with two, and a third for 70 % of a batch, all in one pass where draws
     share passes. It answers with their average at the temperature that makes it as unsure, over all images of the call,
     as `samples` draws are (docs/uncertainty.md says how near that comes). A small batch on a GPU, up to 256 images ×
-    draws, gets all its draws, as in the mode "full": that is one pass, too, and not slower.
+    draws, gets all its draws, as in the mode "full": that is one pass, too, and hardly slower.
 
     Args:
         model: a perturbed network, or any other, which gives one deterministic answer.
@@ -80,7 +80,7 @@ def predict(
             if generator is not None:
                 model.reseed(generator)
         batches = _batches(images, batch_size)
-        if mode == "fast" and isinstance(model, Perturbed) and samples > 1:
+        if mode == "fast" and isinstance(model, Perturbed) and samples > (2 if _folds(model, fold_limit) else 3):
             return _from_few(model, batches, samples, temperature, fold_limit)
         return Prediction.cat(average(model, batch, samples, temperature, fold_limit) for batch in batches)
 
@@ -142,7 +142,7 @@ def _from_few(
 def _few(model: Perturbed, images: Tensor, sound: Tensor, temperature: float, fold_limit: int | None) -> Few:
     """Return what two draws of all images and a third of a part of them leave; nothing is waited for."""
     # A network that mixes the images of a pass would see others in a part of them.
-    rows = evenly(images) if foldable(model) and fold_limit != 0 else torch.arange(len(images), device=images.device)
+    rows = evenly(images) if _folds(model, fold_limit) else torch.arange(len(images), device=images.device)
     with model.rest():
         passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model)))
     return Few.of(log_probs(torch.cat(passes) / temperature), rows, sound)
@@ -155,7 +155,11 @@ def _launch_bound(images: Tensor) -> bool:
 
 def _one_pass(model: Perturbed, rows: int, fold_limit: int | None) -> bool:
     """Return whether all draws are the rows of one pass, which fewer draws would hardly undercut."""
-    return rows <= SMALL and foldable(model) and (fold_limit is None or rows <= fold_limit)
+    return rows <= SMALL and _folds(model, fold_limit) and (fold_limit is None or rows <= fold_limit)
+
+
+def _folds(model: Perturbed, fold_limit: int | None) -> bool:
+    return foldable(model) and fold_limit != 0
 
 
 def forward(model: nn.Module, images: Tensor) -> Tensor:

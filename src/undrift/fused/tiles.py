@@ -99,7 +99,7 @@ def pair_tile(shape: Shape, columns: int, gpus: int, programs: int) -> Tile:
     wanted = programs * gpus
     while block > 16 and cdiv(shape.positions, block) * blocks < wanted:
         block //= 2
-    return Tile(block, width, (min(cdiv(shape.positions, block), cdiv(wanted, blocks)), blocks))
+    return Tile(block, width, (min(cdiv(shape.positions, block), max(1, wanted // blocks)), blocks))
 
 
 def _width(shape: Shape, columns: int) -> int:
