@@ -11,7 +11,8 @@ from undrift.table import rows, totals
 def test_wide_resnet_counts() -> None:
     with torch.device("meta"):
         net = zoo.wrn28_10()
-    count = totals(undrift.perturb(net.to_empty(device="cpu")))
+    # Memory as it comes may hold statistics that are not finite; with the batch's nobody looks at them.
+    count = totals(undrift.perturb(net.to_empty(device="cpu"), norm_statistics="batch"))
     assert (count.log_variances, count.norm_affine) == (16_496, 17_952)
     assert (count.learnables, count.unshared) == (34_448, 36_479_184)
 
@@ -19,7 +20,7 @@ def test_wide_resnet_counts() -> None:
 def test_resnet50_with_a_bottleneck_counts() -> None:
     with torch.device("meta"):
         net = zoo.shot_resnet50(65)
-    model = undrift.perturb(net.to_empty(device="cpu"), frozen="classifier")
+    model = undrift.perturb(net.to_empty(device="cpu"), frozen="classifier", norm_statistics="batch")
     assert (totals(model).learnables, totals(model).unshared) == (604_480, 24_032_832)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == 604_480
