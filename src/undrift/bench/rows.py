@@ -19,10 +19,10 @@ VMP_RATES: dict[str, dict[str, Any]] = {
 
 # What readers have to know of a row's values; see docs/benchmarks.md.
 NOTES = {
-    "vmp-roid": "its doubled consistency was taken from a prototype's numbers on CIFAR-10-C itself, not from a search "
-    "on the development corruptions.",
-    "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error), not "
-    "from a search on the development corruptions.",
+    "vmp-roid": "its doubled consistency was taken from a prototype's numbers on CIFAR-10-C itself; a search on 6,000 "
+    "development images (benchmarks/rates.py) cannot tell 1 from 2 and 4, and by its rule would take ROID's own 1.",
+    "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error); the "
+    "search on development images takes the same (benchmarks/rates.py).",
     "ttt": "its authors start every corruption from the source; here, as every row, it is never reset between them. It "
     "runs with a head that was trained with the source network, and with nothing else: `--set head=FILE`.",
     "bacs": "it runs with a posterior that was collected at source training, and with nothing else: "
