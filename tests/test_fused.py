@@ -1,8 +1,5 @@
 """The fused noise: every implementation against the plain one, and the plain one against autograd and arithmetic."""
 
-import copy
-import importlib.util
-import math
 import warnings
 
 import pytest
@@ -10,37 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from fused_support import KEY, arguments, shapes
 from support import convnet, images
-from undrift import layers
-from undrift.fused import add_noise, cpu, dispatch, force, launch, layer, operators, plain, square_sum, tiles
+from undrift.fused import add_noise, cpu, dispatch, force, operators, plain, square_sum
 from undrift.fused.epsilon import normal
-from undrift.noise import _spec
-
-KEY = torch.tensor(-987654321987654321)
-# shape, groups, channels last
-SHAPES = {
-    "conv": ((3, 6, 5, 7), 1, False),
-    "grouped 1d": ((2, 12, 9), 3, False),
-    "depthwise 3d": ((2, 4, 3, 2, 3), 4, False),
-    "one channel": ((2, 1, 3, 3), 1, False),
-    "linear": ((5, 33), 1, True),
-    "tokens": ((2, 7, 10), 1, True),
-    "many pieces": ((3, 40, 50, 50), 2, False),
-    "many rows": ((9, 200, 60), 1, True),
-}
-shapes = pytest.mark.parametrize(("shape", "groups", "last"), SHAPES.values(), ids=SHAPES)
-
-
-def arguments(
-    shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    """Return y, a plane with zeros in it, log-variances, and a gradient."""
-    torch.manual_seed(0)
-    y = torch.randn(shape, dtype=dtype)
-    plane = plain.square_sum(torch.relu(torch.randn(shape, dtype=dtype)), groups, last)
-    plane[0].flatten()[0] = 0
-    log_var = torch.randn(shape[-1] if last else shape[1], dtype=torch.promote_types(dtype, torch.float32))
-    return y, plane, log_var, torch.randn(shape, dtype=dtype)
 
 
 def results(path: str, args: tuple[Tensor, ...], groups: int, last: bool, first_row: int = 3) -> list[Tensor]:
@@ -215,181 +185,6 @@ def test_falling_back_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_implementation_is_an_error() -> None:
     with pytest.raises(undrift.UndriftError, match="no implementation 'fast'"), force("fast"):  # type: ignore[arg-type]
         pass
-
-
-triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-# Triton's interpreter, of numpy.
-numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-
-
-@pytest.fixture(params=["many programs", "one program"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Return the GPU where there is one, else a CPU for Triton's interpreter; with one program, all loops loop."""
-    monkeypatch.setattr(launch, "_sums", {})
-    monkeypatch.setattr(launch, "_noises", {})
-    monkeypatch.setattr(layer, "_plans", {})
-    if request.param == "one program":
-        monkeypatch.setattr(tiles, "processors", lambda _index: 1)
-        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
-        monkeypatch.setattr(tiles, "_TILE", 64)
-        monkeypatch.setattr(tiles, "_PAIRS", 64)
-        monkeypatch.setattr(launch, "ADDING", 1)
-        monkeypatch.setattr(launch, "SUMMING", 1)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return torch.device("cpu")
-
-
-def in_orders(y: Tensor) -> list[Tensor]:
-    """Return a tensor in each memory order that its kind has."""
-    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(y.ndim)
-    return [y] if order is None else [y, y.to(memory_format=order)]
-
-
-@triton
-@numpys
-@shapes
-def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: int, last: bool) -> None:
-    if device.type == "cpu" and math.prod(shape) > 10_000:
-        pytest.skip("the interpreter is slow")
-    y, plane, log_var, grad = (v.to(device) for v in arguments(shape, groups, last))
-    settings = (KEY.to(device), 3, groups, last)
-    for v in in_orders(y):
-        torch.testing.assert_close(launch.square_sum(v, groups, last), plain.square_sum(v, groups, last))
-        pull = launch.square_sum_gradient(plane, v, groups, last)
-        assert pull.stride() == v.stride()
-        torch.testing.assert_close(pull, plain.square_sum_gradient(plane, v, groups, last))
-        out = launch.add_noise(v, plane, log_var, *settings)
-        assert out.stride() == v.stride()
-        want = plain.add_noise(v, plane, log_var, *settings)
-        # NVIDIA's own logarithm is right to 2^-22, so a radius near 0 is not right to as many bits as a large one.
-        near = 1e-4 + 2**-16 * float((want - v).abs().max())
-        torch.testing.assert_close(out, want, rtol=1e-4, atol=near)
-    for v in in_orders(grad):
-        got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, plain))
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)  # sums of what is right to the bits above
-
-
-@triton
-@shapes
-def test_the_compiled_sum_of_squares_and_its_gradient(shape: tuple[int, ...], groups: int, last: bool) -> None:
-    from undrift.fused import traced
-
-    x = arguments(shape, groups, last)[0]
-    mine, plains = (x.clone().requires_grad_() for _ in range(2))
-    got, want = traced.square_sum(mine, groups, last), plain.square_sum(plains, groups, last)
-    pull = torch.randn_like(want)
-    got.backward(pull)
-    want.backward(pull)
-    torch.testing.assert_close(got, want)
-    torch.testing.assert_close(mine.grad, plains.grad)
-
-
-def test_symbols_stay_symbols() -> None:
-    """A graph for any batch must not be made one for the batch it was traced with."""
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-
-    shapes = ShapeEnv()
-    mode = FakeTensorMode(shape_env=shapes)
-    for size, last in (((8, 5, 6), True), ((8, 4, 6, 6), False)):
-        any_size = StatelessSymbolicContext([DimDynamic.DYNAMIC] * len(size))
-        y = mode.from_tensor(torch.empty(size), symbolic_context=any_size, source=ConstantSource(f"y{last}"))
-        assert not isinstance(tiles.shape_of(y, last).positions, int)
-        launch.first_of(y, 2, last)
-    assert not [guard for guard in shapes.guards if "Eq" in str(guard.expr)]
-
-
-LAYERS = {
-    "3×3": (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 5), 0.0),
-    "strided, offset": (nn.Conv2d(6, 4, 3, stride=2, padding=1), (2, 6, 6, 5), 0.25),
-    "1×1": (nn.Conv2d(6, 10, 1), (2, 6, 4, 4), 0.0),
-    "1×1 strided": (nn.Conv2d(6, 10, 1, stride=2), (2, 6, 4, 4), 0.5),
-    "grouped, offset": (nn.Conv2d(6, 9, 3, padding=1, groups=3), (2, 6, 4, 4), 0.5),
-    "odd": (nn.Conv2d(4, 5, 2), (2, 4, 4, 4), 0.0),
-    "vectors": (nn.Linear(6, 10), (5, 6), 0.5),
-    "tokens": (nn.Linear(6, 7), (2, 5, 6), 0.0),
-}
-
-
-@triton
-@numpys
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_layers_noise_as_one_node(device: torch.device, name: str) -> None:
-    """Outputs and all gradients against the plain functions one by one, in both memory orders."""
-    module, shape, offset = LAYERS[name]
-    spec = _spec(module, offset)[0]
-    assert spec is not None
-    torch.manual_seed(0)
-    start = torch.relu(torch.randn(shape)).to(device)
-    with torch.no_grad():
-        plain_y = module.to(device)(start)
-    log_var, key = torch.randn(plain_y.shape[-1 if spec.last else 1], device=device), KEY.to(device)
-
-    def run(x: Tensor, y: Tensor, quick: bool) -> list[Tensor]:
-        leaves = [v.clone().requires_grad_() for v in (x, y, log_var)]
-        if quick:
-            out = layer.noisy(leaves[0], leaves[1], leaves[2], key, 2, spec)
-            assert out is not None
-        else:
-            energy = plain.square_sum(leaves[0], spec.groups, spec.last) + spec.extra
-            plane = layers.box(module, energy, y.shape)
-            out = plain.add_noise(leaves[1], plane, leaves[2], key, 2, spec.groups, spec.last)
-        (out * out.detach().cos()).sum().backward()
-        return [out.detach(), *(v.grad for v in leaves)]
-
-    for x, y in zip(in_orders(start), in_orders(plain_y), strict=True):
-        for got, want in zip(run(x, y, True), run(x, y, False), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-        with torch.no_grad():
-            silent = layer.noisy(x, y, torch.full_like(log_var, -torch.inf), key, 2, spec)
-        assert torch.equal(silent, y)
-
-
-def test_a_layers_noise_needs_dense_tensors_it_knows() -> None:
-    x, log_var, spec = torch.zeros(2, 4, 6, 6), torch.zeros(4), layer.Spec(False, 1, (), 0.0)
-    assert layer.noisy(x[..., ::2], x[..., ::2], log_var, KEY, 0, spec) is None
-    assert layer.noisy(x.double(), x.double(), log_var, KEY, 0, spec) is None
-    assert layer.noisy(x[:0], x[:0], log_var, KEY, 0, spec) is None
-
-
-@pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("channels", [2, 16, 24, 80, 160, 192, 320, 500, 1024])
-@pytest.mark.parametrize("positions", [1, 49, 3136, 204_800])
-def test_tiles_cover_everything_once(positions: int, channels: int, last: bool) -> None:
-    shape = tiles.Shape(positions, 1, channels, last)
-    for cut in (tiles.tile(shape, channels, 132), tiles.pair_tile(shape, channels, 132, 6)):
-        assert cut.positions & (cut.positions - 1) == 0
-        assert cut.width & (cut.width - 1) == 0
-        assert 1 <= cut.programs[0] <= tiles.cdiv(positions, cut.positions)
-        assert 1 <= cut.programs[1] <= tiles.cdiv(channels, cut.width)
-        if last and channels % 32 == 0:
-            assert channels % cut.width == 0  # no empty columns
-    assert cut.programs[1] == tiles.cdiv(channels, cut.width)  # columns are not looped over
-    assert cut.programs[0] * cut.programs[1] <= max(6 * 132, cut.programs[1])  # no more than fit at once
-    whole = tiles.tile(shape, channels, 132)
-    assert whole.programs[0] == tiles.cdiv(positions, whole.positions)  # nor are positions
-
-
-@triton
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the compiler asks for a GPU")
-@pytest.mark.parametrize(("groups", "channels"), [(1, 8), (1, 5), (2, 6)])
-def test_a_graph_compiled_for_a_gpu_draws_the_same_noise(groups: int, channels: int) -> None:
-    x = torch.rand(4, 4, 6, 6, device="cuda")
-    module = nn.Conv2d(4, channels, 3, padding=1, groups=groups)
-
-    def run(compiled: bool) -> list[Tensor]:
-        model = undrift.perturb(nn.Sequential(copy.deepcopy(module)).cuda(), init_fraction=0.1)
-        model.reseed(3)
-        leaf = x.clone().requires_grad_()
-        out = (torch.compile(model, fullgraph=True) if compiled else model)(leaf)
-        out.square().sum().backward()
-        return [out.detach(), leaf.grad, *(n.log_var.grad for n in model.noises())]
-
-    for got, want in zip(run(True), run(False), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_the_whole_network_trains_alike_on_either() -> None:
