@@ -86,11 +86,9 @@ def _draws_a_pass(model: nn.Module, draws: Sequence[Tensor], fold_limit: int | N
     images = draws[0]
     if len(draws) == 1 or len(images) == 0 or not isinstance(model, Perturbed) or not foldable(model):
         return 1
-    rows = fold_limit
+    rows, size = fold_limit, images[0].numel()
     if rows is None:
-        rows = min(ON_CPU if images.device.type == "cpu" else ON_ACCELERATOR, NUMBERS // images[0].numel())
-    total = sum(map(len, draws))
-    if total <= rows and total * images[0].numel() <= _fitted.get(model, NUMBERS):
-        return len(draws)  # also where the last is a part of the batch
-    fitted = _fitted.get(model, images.numel() * len(draws)) // images.numel()
-    return max(1, min(rows // len(images), fitted))
+        rows = min(ON_CPU if images.device.type == "cpu" else ON_ACCELERATOR, NUMBERS // size)
+    rows = min(rows, _fitted.get(model, rows * size) // size)
+    # All at once where they fit, also where the last is of a part of the batch.
+    return len(draws) if sum(map(len, draws)) <= rows else max(1, rows // len(images))

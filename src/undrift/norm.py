@@ -145,7 +145,10 @@ def warn_if_unsound(norms: Sequence[Norm]) -> None:
         for name in ("running_mean", "running_var")
         if (tensor := getattr(policy.layer, name, None)) is not None and not tensor.is_meta
     }
-    sound = torch.stack([tensor.isfinite().all().cpu() for tensor in kept.values()]).tolist() if kept else []
+    if not kept:
+        return
+    place = next(iter(kept.values())).device  # one transfer, and not one a layer
+    sound = torch.stack([tensor.isfinite().all().to(place) for tensor in kept.values()]).tolist()
     bad = [name for name, good in zip(kept, sound, strict=True) if not good]
     if bad:
         warnings.warn(

@@ -12,7 +12,7 @@ from undrift._adapted import keeping_noise
 from undrift._batches import images_of, to_device
 from undrift._draws import draw, foldable
 from undrift._errors import DataError, OptionError, OutputError
-from undrift._few import Few, answer, evenly, log_probs
+from undrift._few import THIRD, Few, answer, evenly, log_probs
 from undrift._outputs import logits as logits_of
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
@@ -142,7 +142,7 @@ def _from_few(
 def _few(model: Perturbed, images: Tensor, sound: Tensor, temperature: float, fold_limit: int | None) -> Few:
     """Return what two draws of all images and a third of a part of them leave; nothing is waited for."""
     # A network that mixes the images of a pass would see others in a part of them.
-    rows = evenly(images) if _folds(model, fold_limit) else torch.arange(len(images), device=images.device)
+    rows = evenly(images, THIRD if _folds(model, fold_limit) else 1.0)
     with model.rest():
         passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model)))
     return Few.of(log_probs(torch.cat(passes) / temperature), rows, sound)
