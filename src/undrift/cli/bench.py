@@ -67,6 +67,7 @@ def run(
     """
     from undrift import bench
 
+    _one_thing(name, {"--list": list_only, "--tables": tables_only, "--times": times_only})
     if name is None:
         width = max(map(len, bench.NAMES))
         for known, (_, line) in bench.NAMES.items():
@@ -119,6 +120,23 @@ def run(
     }
     session.say("cells: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     return {**counts, "wrote": wrote}
+
+
+def _one_thing(name: str | None, instead: dict[str, bool]) -> None:
+    """Refuse flags that would be ignored: each is done in place of a run, so two exclude one another."""
+    given = [flag for flag, asked in instead.items() if asked]
+    if len(given) > 1:
+        first = f"{', '.join(given[:-1])} and {given[-1]}"
+        raise OptionError(
+            f"{first} were given together; needed: at most one of {', '.join(instead)}, as each is done in place of a "
+            "run. Give them in a command each; --times writes the tables, too."
+        )
+    # `undrift bench --list` has an answer: the names.
+    if name is None and given and given != ["--list"]:
+        raise OptionError(
+            f"{given[0]} was given and no benchmark; needed: the name of one. Write `undrift bench NAME {given[0]}`; "
+            "`undrift bench` says the names."
+        )
 
 
 def _tables(name: str, found: object, request: "Request") -> "Outcome":
