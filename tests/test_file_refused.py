@@ -1,0 +1,168 @@
+"""A file that does not fit or is damaged is refused, and never leaves a network half changed."""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import undrift
+from file_support import saved_file
+from support import convnet, same, snapshot
+from undrift._packing import pack
+from undrift.data.preprocess import IMAGENET, RAW
+from undrift.file import load, save
+
+
+def traces(net: nn.Module) -> list[object]:
+    tables = ("_forward_hooks", "_forward_pre_hooks")
+    flags: list[object] = [(p.requires_grad, id(p)) for p in net.parameters()]
+    return flags + [(dict(getattr(m, t)), m.training) for m in net.modules() for t in tables]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[nn.Module, Path]:
+    return saved_file(tmp_path)
+
+
+def refused(net: nn.Module, path: Path, error: type[Exception], match: str) -> None:
+    state, marks = snapshot(net), traces(net)
+    with pytest.raises(error, match=match):
+        load(net, path)
+    assert same(net.state_dict(), state)
+    assert traces(net) == marks
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, str]], object]) -> None:
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])["__metadata__"]
+    tensors = safetensors.torch.load(content)
+    change(tensors, header)
+    header.pop("checksum")
+    path.write_bytes(pack(tensors, header))
+
+
+def test_another_network_is_refused_by_name(saved: tuple[nn.Module, Path]) -> None:
+    _, path = saved
+    match = r"(?s)different source model \(fingerprint .{8}…, this model is .{8}….*convnet-clinic-A.*undrift adapt"
+    refused(convnet(), path, undrift.PerturbationMismatch, match)
+    refused(nn.Linear(3, 4), path, undrift.PerturbationMismatch, match)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda t, _: t.pop("1.bias"), undrift.PerturbationMismatch, r"1 missing \(1\.bias\)"),
+        (lambda t, _: t.pop("num_batches_tracked"), undrift.PerturbationMismatch, "1 missing"),
+        (lambda t, _: t.update(new=torch.ones(2)), undrift.PerturbationMismatch, r"1 unknown \(new\)"),
+        (
+            lambda t, _: t.update({"0.log_var": torch.ones(7)}),
+            undrift.PerturbationMismatch,
+            r"\(7,\) instead of \(8,\)",
+        ),
+        (lambda t, _: t.pop("0.log_var"), undrift.DataError, r"different layers: \['0'\]"),
+        (lambda t, _: t["0.log_var"].fill_(float("nan")), undrift.DataError, "0.log_var holds 8 of 8 .*NaN"),
+        (lambda t, _: t["0.log_var"].fill_(float("inf")), undrift.DataError, "NaN or infinite"),
+        (lambda t, _: t["1.running_mean"][0].fill_(float("nan")), undrift.DataError, "1 of 8 .*NaN"),
+        (lambda t, _: t["1.running_var"].neg_(), undrift.DataError, "negative variances"),
+        (lambda t, _: t.update({"1.bias": torch.ones(8).long()}), undrift.DataError, "not float32"),
+        (lambda t, _: t.update({"1.bias": torch.ones(0)}), undrift.DataError, "empty"),
+        (lambda t, _: t.update(num_batches_tracked=torch.ones(1)), undrift.DataError, "int64"),
+        (
+            lambda _, h: h.update(undrift_format="2", undrift="9.1"),
+            undrift.DataError,
+            r"format 2.*9\.1.*Update undrift",
+        ),
+        (lambda _, h: h.pop("undrift_format"), undrift.DataError, r"no domain file.*undrift\.save"),
+        (lambda _, h: h.pop("options"), undrift.DataError, "no 'options'"),
+        (lambda _, h: h.update(options='{"estimater": "local"}'), undrift.DataError, "did you mean 'estimator'"),
+        (lambda _, h: h.update(options='{"estimator": "best"}'), undrift.DataError, "not one of local, drawn"),
+        (lambda _, h: h.update(options="[1]"), undrift.DataError, "damaged"),
+        (lambda _, h: h.update(preprocess='{"means": [1]}'), undrift.DataError, "means"),
+        (lambda _, h: h.update(classes="{"), undrift.DataError, "damaged"),
+        (lambda _, h: h.update(relative_std='{"0":[1,2],"3":[1,1,1],"8":[1,1,1]}'), undrift.DataError, "damaged"),
+    ],
+)
+def test_changed_files_are_refused(
+    saved: tuple[nn.Module, Path], change: Callable[..., object], error: type[Exception], match: str
+) -> None:
+    net, path = saved
+    rewrite(path, change)
+    refused(net, path, error, match)
+
+
+def test_options_that_do_not_fit_the_network_leave_it_alone(saved: tuple[nn.Module, Path]) -> None:
+    net, path = saved
+    options = undrift.Options(linear_sharing="kernel").as_dict()
+    rewrite(path, lambda _, h: h.update(options=json.dumps(options)))
+    refused(net, path, undrift.PerturbationMismatch, r"8\.log_var \(5, 8\) instead of \(5,\)")
+
+
+def test_a_file_cut_short_anywhere_is_refused(saved: tuple[nn.Module, Path], tmp_path: Path) -> None:
+    net, path = saved
+    content = path.read_bytes()
+    cut = tmp_path / "cut.safetensors"
+    for length in (*range(0, len(content), 100), len(content) - 1):
+        cut.write_bytes(content[:length])
+        refused(net, cut, undrift.DataError, "damaged or cut short.*Copy it again")
+    cut.write_bytes(content + b"more")
+    refused(net, cut, undrift.DataError, "damaged")
+
+
+def test_a_changed_byte_anywhere_is_noticed(saved: tuple[nn.Module, Path]) -> None:
+    net, path = saved
+    content = path.read_bytes()
+    for at in range(0, len(content), 61):
+        broken = bytearray(content)
+        broken[at] ^= 1 << at % 8
+        path.write_bytes(broken)
+        refused(net, path, undrift.DataError, str(path))
+
+
+def test_what_is_no_domain_file_is_refused(saved: tuple[nn.Module, Path], tmp_path: Path) -> None:
+    net, path = saved
+    refused(net, tmp_path / "nowhere.safetensors", undrift.DataError, r"there is no file.*Check the path")
+    refused(net, tmp_path, undrift.DataError, "is a folder")
+    for name, content in (
+        ("a", pickle.dumps({"a": 1})),
+        ("b", b"hello"),
+        ("c", b""),
+        ("d", b"\x02" + bytes(7) + b"[]"),
+        ("g", bytes(8) + b"{}"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        refused(net, tmp_path / name, undrift.DataError, "unpickles nothing" if name == "a" else "damaged")
+    torch.save(net.state_dict(), tmp_path / "e")
+    refused(net, tmp_path / "e", undrift.DataError, "unpickles nothing")
+    safetensors.torch.save_file(net.state_dict(), tmp_path / "f")
+    refused(net, tmp_path / "f", undrift.DataError, r"no domain file.*into `net` first")
+    with pytest.raises(undrift.UndriftError, match=r"needs a torch\.nn\.Module"):
+        load("net", path)  # type: ignore[arg-type]
+    with pytest.raises(undrift.UndriftError, match="needs a perturbed network"):
+        save(net, path)  # type: ignore[arg-type]
+
+
+def test_a_perturbed_network_is_refused(saved: tuple[nn.Module, Path]) -> None:
+    net, path = saved
+    model = undrift.perturb(net)
+    refused(net, path, undrift.CannotPerturb, "perturbed already")
+    refused(model, path, undrift.CannotPerturb, "perturbed already")
+
+
+def test_other_preprocessing_is_said_loudly(saved: tuple[nn.Module, Path]) -> None:
+    net, path = saved
+    marks = traces(net)
+    with pytest.raises(undrift.UndriftWarning, match=r"mean: \(0.0, 0.0, 0.0\) against \(0.485"):
+        load(net, path, preprocess=IMAGENET)  # warnings are errors here: the network must not stay half perturbed
+    assert traces(net) == marks
+    with pytest.warns(undrift.UndriftWarning, match=r"resize: None against 256.*model\.preprocess"):
+        model = load(net, path, preprocess=IMAGENET)
+    assert model.preprocess == RAW
+    model.remove()
+    assert load(net, path, preprocess=RAW).preprocess == RAW

@@ -1,0 +1,191 @@
+"""Nothing of the user's is lost: inside `off()` and after `remove()` the source is back, bit for bit."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import undrift
+from perturb_support import adapt_a_little
+from support import convnet, images, learnables, same, snapshot
+from undrift.perturb import remove
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("statistics", ["source", "batch", "moving"])
+def test_off_is_the_source_bit_for_bit(mode: str, statistics: str) -> None:
+    net = convnet().train(mode == "train")
+    twin = copy.deepcopy(net)
+    state = snapshot(net)
+    expected = copy.deepcopy(twin)(images())
+    model = undrift.perturb(net, norm_statistics=statistics)
+    adapt_a_little(model)
+    adapted = snapshot(net)
+    with model.off():
+        assert same(net.state_dict(), state)
+        assert torch.equal(net(images()), expected)
+        with model.off():
+            assert model(images()).shape == expected.shape
+    assert same(
+        {k: v for k, v in net.state_dict().items() if "num" not in k},
+        {k: v for k, v in adapted.items() if "num" not in k},
+    )
+    assert not torch.equal(net(images()), expected)
+
+
+def test_off_inside_a_step_leaves_its_backward_pass_alone() -> None:
+    model = undrift.perturb(convnet())
+    noisy = model(images())
+    with model.off(), torch.no_grad():
+        clean = model(images())
+    (noisy - clean).square().sum().backward()
+    assert all(p.grad is not None for p in learnables(model).values())
+
+
+def test_off_comes_back_after_an_error() -> None:
+    model = undrift.perturb(convnet())
+    with pytest.raises(ZeroDivisionError), model.off():
+        _ = 1 / 0
+    assert model.key.enabled
+    assert not torch.equal(model(images()), model(images()))
+
+
+def traces(net: nn.Module) -> list[object]:
+    """Everything but tensors that a perturbation could leave behind."""
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+    found: list[object] = []
+    for module in net.modules():
+        found.append(
+            {
+                k: dict(v) if k in tables else v
+                for k, v in vars(module).items()
+                if k not in ("_parameters", "_buffers", "_modules")
+            }
+        )
+        found.append(type(module))
+    return found
+
+
+@pytest.mark.parametrize("statistics", ["source", "batch", "moving"])
+def test_remove_leaves_no_trace(statistics: str) -> None:
+    net = convnet()
+    net[3].weight.requires_grad_(False)
+    net[1].eval()
+    calls = []
+    net[0].register_forward_hook(lambda *_: calls.append(1))
+    flags = [p.requires_grad for p in net.parameters()]
+    identities = [id(t) for t in (*net.parameters(), *net.buffers())]
+    before, marks = snapshot(net), traces(net)
+    model = undrift.perturb(net, norm_statistics=statistics)
+    adapt_a_little(model)
+    model.eval()
+    assert model.remove() is net
+    assert same(net.state_dict(), before)
+    assert [id(t) for t in (*net.parameters(), *net.buffers())] == identities
+    assert [p.requires_grad for p in net.parameters()] == flags
+    assert traces(net) == marks
+    assert model.remove() is net  # a second time changes nothing
+    with pytest.raises(undrift.UndriftError, match="removed"):
+        model(images())
+
+
+def test_remove_inside_off() -> None:
+    net = convnet()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    adapt_a_little(model)
+    with model.off():
+        model.remove()
+    assert same(net.state_dict(), before)
+
+
+def test_the_source_state_follows_a_move() -> None:
+    net = convnet().eval()
+    model = undrift.perturb(net)
+    adapt_a_little(model)
+    model.double()
+    with model.off():
+        assert net(images().double()).dtype == torch.float64
+    assert all(p.dtype == torch.float64 for p in model.remove().parameters())
+
+
+def test_train_mode_does_not_reach_the_source() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).eval()
+    expected, before = net(images()), snapshot(net)
+    model = undrift.perturb(net)
+    model.train()
+    model(images(seed=1))
+    for _ in range(2):
+        with model.off():
+            assert torch.equal(net(images()), expected)
+        assert net.training  # and the mode comes back
+    assert torch.equal(model.remove()(images()), expected)
+    assert same(net.state_dict(), before)
+
+
+def test_a_source_in_train_mode_keeps_its_statistics() -> None:
+    net = convnet().train()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    with model.off():
+        net(images())
+    assert same(model.remove().state_dict(), before)
+
+
+@pytest.mark.parametrize("old_style", [True, False])
+def test_spectral_norm_in_train_mode_gets_its_vectors_back(old_style: bool) -> None:
+    make = nn.utils.spectral_norm if old_style else parametrizations.spectral_norm
+    net = nn.Sequential(make(nn.Linear(4, 3))).train()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    model(torch.ones(2, 4))
+    assert same(model.remove().state_dict(), before)
+
+
+def test_a_network_gets_rid_of_a_perturbation_that_nobody_holds() -> None:
+    net = convnet()
+    before, marks = snapshot(net), traces(net)
+    adapt_a_little(undrift.perturb(net, train="*"))
+    with pytest.raises(undrift.CannotPerturb, match=r"undrift\.remove\(net\)"):
+        undrift.perturb(net)
+    carried = copy.deepcopy(net)
+    for one in (net, carried):
+        assert remove(one) is one
+        assert same(one.state_dict(), before)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.modules())
+        assert all(p.requires_grad for p in one.parameters())
+    assert traces(net) == marks
+    assert "_undrift" not in vars(net)
+    for wrong in (net, "net"):
+        with pytest.raises(undrift.UndriftError, match="no perturbation on it"):
+            remove(wrong)  # type: ignore[arg-type]
+
+
+def test_removing_from_the_network_ends_the_model_too() -> None:
+    net = convnet()
+    model = undrift.perturb(net)
+    assert remove(net[0]) is net[0]  # a part: the perturbation is one
+    with pytest.raises(undrift.UndriftError, match="removed"):
+        model(images())
+    model = undrift.perturb(net)
+    with model.off():
+        remove(net)
+    assert not net[0]._forward_hooks
+    assert remove(undrift.perturb(net)) is net
+
+
+def test_a_perturbed_network_is_given_back_only_where_that_was_asked_and_nobody_holds_it() -> None:
+    net = convnet()
+    before = snapshot(net)
+    model = undrift.perturb(net)
+    adapt_a_little(model)
+    model.give_back()
+    held, model = model, None
+    assert net[0]._forward_hooks
+    del held
+    assert not net[0]._forward_hooks
+    assert same(net.state_dict(), before)
+    undrift.perturb(net)
+    assert net[0]._forward_hooks
