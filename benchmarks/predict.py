@@ -19,6 +19,7 @@ synchronised around each. Hardware, seeds and images are in the table's first li
 """
 
 import argparse
+import datetime
 import json
 import statistics
 import time
@@ -160,6 +161,7 @@ def main() -> None:
         net = zoo.build(arguments.time_network).to(device).eval()
         result["time"][mode] = {
             **about,
+            "date": datetime.date.today().isoformat(),
             "rows": times(net, device, arguments.batches, arguments.bf16, arguments.repeats),
         }
         write(result, arguments.out)

@@ -1,20 +1,25 @@
-"""Claim: the tables in README.md and docs/results.md are what the finished cells under benchmarks/results say.
+"""Claim: the tables of README.md and of results, speed and uncertainty in docs/ are what benchmarks/results says.
 
 Command:   python benchmarks/readme.py            writes what stands between the markers <!-- NAME --> … <!-- /NAME -->
            python benchmarks/readme.py --check    writes nothing, and exits 1 where a page is not what would be written
-Hardware:  any; nothing is run. Machine, date and seeds of the cells stand above each table.
-Seeds:     those of the cells.
+Hardware:  any; nothing is run. Machine, date and seeds of what was measured stand above each table.
+Seeds:     those of the cells and records.
 """
 
 import argparse
+import json
 import re
+import runpy
 import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from undrift.bench import Benchmark, Cell, Request, Row, Store, about, find, in_its_precision, online_report
+from undrift.bench import predict_page as predict
+from undrift.bench import speed_page as speed
 from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, title
 from undrift.bench.offline_sets import SETS, Task
@@ -84,12 +89,34 @@ def cells(request: Request) -> str:
     return table(["benchmark", "where", "finished (seeds)", NOT_RUN], lines).rstrip("\n")
 
 
+def saved(request: Request, name: str) -> dict[str, Any]:
+    """Return what a script has measured and written, nothing where it was not run."""
+    place = request.results / f"{name}.json"
+    return dict(json.loads(place.read_text(encoding="utf-8"))) if place.exists() else {}
+
+
+def predictions(request: Request, page: Callable[..., str]) -> str:
+    """Return one of the tables of what predict.py measured, GPU first; the script knows what "fast" is at present."""
+    form = runpy.run_path(str(Path(__file__).with_name("predict.py")))["FORM"]
+    return page([saved(request, name) for name in ("predict", "predict-cpu")], form)
+
+
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "README.md": {
         **{name: partial(online, name) for name in ("online-c10", "online-c100", "online-imagenet")},
         "pacs": pacs,
     },
     "docs/results.md": {"cells": cells},
+    "docs/speed.md": {
+        "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
+        "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),
+        "speed-kernels": lambda request: speed.kernels(saved(request, "speed-cuda")),
+    },
+    "docs/uncertainty.md": {
+        "predict-choice": lambda request: predict.choice(saved(request, "predict_choice")),
+        "predict-quality": lambda request: predictions(request, predict.quality),
+        "predict-time": lambda request: predictions(request, predict.times),
+    },
 }
 
 
@@ -99,7 +126,8 @@ def written(page: str, text: str, request: Request) -> str:
         marked = re.compile(f"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
         if len(marked.findall(text)) != 1:
             raise SystemExit(f"{page} has no place for {name}; needed: <!-- {name} --> and <!-- /{name} -->, once.")
-        new = f"<!-- {name} -->\n{block(request)}\n<!-- /{name} -->"
+        inside = block(request)
+        new = "\n".join([f"<!-- {name} -->", *([inside] if inside else []), f"<!-- /{name} -->"])
         text = marked.sub(lambda _, new=new: new, text)
     return text
 
@@ -139,7 +167,7 @@ def _block(heading: str, how: str, lines: str, left: str) -> str:
 
 def main(words: list[str]) -> int:
     """Write the pages, or check them; return the exit status."""
-    parser = argparse.ArgumentParser(description="The tables of the pages, from the finished cells.")
+    parser = argparse.ArgumentParser(description="The tables of the pages, from what was measured.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page is not current")
     parser.add_argument("--root", type=Path, default=ROOT, help="where the pages lie")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
@@ -154,7 +182,7 @@ def main(words: list[str]) -> int:
         elif new != text:
             place.write_text(new, encoding="utf-8")
     if stale:
-        print(f"not what the cells say: {', '.join(stale)}; needed: their tables. Run python benchmarks/readme.py.")
+        print(f"not what was measured: {', '.join(stale)}; needed: their tables. Run python benchmarks/readme.py.")
     return 1 if stale else 0
 
 

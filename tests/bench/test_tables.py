@@ -151,7 +151,7 @@ def test_the_pages_are_what_the_cells_say(readme: Callable[[list[str]], int]) ->
 
 def test_a_page_that_is_not_is_found_and_mended(readme: Callable[[list[str]], int], tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/results.md", "docs/speed.md", "docs/uncertainty.md"):
         shutil.copy(ROOT / page, tmp_path / page)
     here = ["--root", str(tmp_path)]
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
