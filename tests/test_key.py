@@ -110,6 +110,38 @@ def test_keys_of_weights_uses_and_steps_differ() -> None:
     assert len(set(seen)) == len(seen) == 30
 
 
+def test_the_straight_way_gives_the_keys_of_the_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights used again, noise off, a weight that comes late, a step that a graph has moved, another seed."""
+
+    def keys() -> list[int | None]:
+        key = Key(torch.device("cpu"), torch.Generator().manual_seed(1))
+        for number in range(3):
+            key.enlist(number)
+            key.waiting[number] = str(number)
+        found = []
+        with torch.no_grad():
+            for _ in range(2):
+                key.begin(nn.Identity(), (), {})
+                found += [key.next(n) for n in (0, 2, 0)]
+                key.noisy = False
+                found.append(key.next(1))
+                key.noisy = True
+                assert not key.waiting
+                key.enlist(3)
+                found += [key.next(n) for n in (1, 3, 1)]
+                key.stale = True
+                found += [key.next(n) for n in (0, 0)]
+            key.reseed(5)
+            found += [key.next(n) for n in (0, 0)]
+        return [None if k is None else int(k) for k in found]
+
+    straight = keys()
+    monkeypatch.setattr(replay.Replay, "idle", lambda _self: False)
+    assert straight == keys()
+    assert [k for k in straight if k is None] == [None] * 2
+    assert len(set(straight)) == len(straight) - 1
+
+
 @pytest.mark.skipif(replay._hooks is None, reason="this PyTorch does not tell of hooks")
 def test_one_ticket_a_layer_where_it_may_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a layer asks, it asks once: each question costs a draw from the global generator."""

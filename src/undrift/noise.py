@@ -10,8 +10,9 @@ from torch.func import functional_call
 from undrift import layers
 from undrift._errors import UndriftError
 from undrift.fused import add_noise, normal, quick, square_sum
-from undrift.fused.layer import Spec, noisy
+from undrift.fused.layer import noisy, plan_of
 from undrift.fused.plain import by_channel, safe_sqrt, spread
+from undrift.fused.tiles import dense
 from undrift.key import Key, rank
 from undrift.options import Energy, Options, Sharing
 from undrift.prior import initial_log_var, kernel_variance, prior_variance
@@ -121,17 +122,22 @@ class Noise(nn.Module):
         """Return y with its noise by one node of autograd, or None where that cannot be: autocast need not be left."""
         if self.sharing != "kernel" or not quick(x, y):
             return None
-        spec, dims = _spec(layer, self.offset if self.energy == "offset" else 0.0)
-        log_var, place = self.log_var, x.get_device()
-        if spec is None or y.ndim <= dims or log_var.get_device() != place:
-            return None
         if self.energy == "centred":
             if x.requires_grad:
                 return None
             x = centred(layer, x)  # images: nothing goes back through their mean
-        if key.get_device() != place:
+        log_var: Any = self._parameters["log_var"]  # nn.Module looks elsewhere first
+        offset = self.offset if self.energy == "offset" else 0.0
+        plan = plan_of(layer, x, y, log_var, offset)
+        if plan is None:
+            # One token of a row of them, say: its copy takes a tenth of the time of the longer way.
+            x = dense(x, isinstance(layer, nn.Linear))
+            plan = plan_of(layer, x, y, log_var, offset)
+            if plan is None:
+                return None
+        if key.get_device() != x.get_device():
             key = key.to(x.device)
-        return noisy(x, y, log_var, key, rank() * y.shape[0], spec)
+        return noisy(x, y, log_var, key, plan)
 
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)
@@ -163,25 +169,6 @@ class Noise(nn.Module):
             )
         dims = 1 if isinstance(layer, nn.Linear) else len(layer.kernel_size) + 1
         return x, output.ndim > dims
-
-
-_specs: dict[Any, Spec | None] = {}
-
-
-def _spec(layer: Any, offset: float) -> tuple[Spec | None, int]:
-    """Return what the noise must know of a layer (None: more than fits), and the dimensions of an unbatched output."""
-    if isinstance(layer, nn.Linear):
-        return Spec(True, 1, (), offset * layer.in_features), 1
-    window = layer.kernel_size
-    asked = (
-        type(layer), window, layer.stride, layer.padding, layer.dilation, layer.padding_mode, layer.groups,
-        layer.in_channels, offset,
-    )  # fmt: skip
-    if asked not in _specs:
-        pool = layers.pool(layer)
-        extra = offset * (layer.in_channels // layer.groups)
-        _specs[asked] = None if pool is None else Spec(False, layer.groups, pool, extra)
-    return _specs[asked], len(window) + 1
 
 
 class Rerun(nn.Module):

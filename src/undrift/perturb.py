@@ -248,8 +248,9 @@ class Perturbed(nn.Module):
                 policy = norm.Norm(plain, layer, self.options, bool(matching(plain, self.options.frozen)), self.key)
                 policy.copy(copies)
                 self.norms.append(policy)
-                self._before.append((layer, policy.before))
-                self._after.append((layer, policy.after))
+                if policy.statistics is not None:  # a layer norm has none to choose, and hooks take their time
+                    self._before.append((layer, policy.before))
+                    self._after.append((layer, policy.after))
             elif layer._parameters and self._is_trained(plain_name(name)):
                 self.trained.append(held := Trained(plain_name(name), layer))
                 held.copy(copies)

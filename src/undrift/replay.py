@@ -41,7 +41,10 @@ class Replay:
         has them. Nothing else runs again, and nothing else needs a ticket. (A part of a reentrant checkpoint that turns
         gradients on looks like nothing else, and meets an error in the backward pass.)
         """
-        return not (in_backward() or _hooked()) if torch.is_grad_enabled() else not self.recording
+        if not torch.is_grad_enabled():
+            return not self.recording
+        # As in_backward() and _hooked() say, without calling them: each layer asks.
+        return torch._C._current_graph_task_id() == -1 and _hooks is not None and _hooks(True) is None
 
     def once(self, make: Callable[[], T], who: int | None = None) -> T:
         """Return make(), or what it gave when this part of the network first ran; `who` asks."""

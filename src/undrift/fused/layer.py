@@ -4,15 +4,17 @@
     backward   gradients of plane and log_var, the box filter's, 2·x·grad
 
 A network calls this once a layer, and a GPU is through with a layer in the time of a few hundred Python instructions.
-So all that follows from shapes is worked out once (`_Plan`), and a call is little more than its launches.
+So all that follows from shapes is worked out once (`Plan`), and a call is little more than its launches.
 """
 
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from undrift import layers
 from undrift.fused import launch, tiles
+from undrift.key import rank
 
 
 class Spec(NamedTuple):
@@ -31,71 +33,98 @@ class Spec(NamedTuple):
     extra: float
 
 
-class _Plan:
-    """All that follows from the shapes of a layer's input and output."""
+class Plan:
+    """All that follows from a layer and the shapes of its input and output."""
 
-    __slots__ = ("extra", "last", "like", "noises", "plane", "pool", "stride", "sums")
+    __slots__ = ("extra", "like", "noises", "plane", "pool", "stride", "sums")
 
     def __init__(self, x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> None:
         # With groups the kernel adds no constant: it is added to the plane.
         grouped = spec.groups > 1
         self.sums = launch.sums_of(x, spec.groups, spec.last, 0.0 if grouped else spec.extra)
         self.noises = launch.noises_of(y, spec.groups, spec.last, first_row, log_var)
-        self.last, self.stride = spec.last, y.stride()
+        self.stride = y.stride()
         self.extra = spec.extra if grouped else 0.0
         self.plane = (*x.shape[:-1], 1) if spec.last else (x.shape[0], spec.groups, *x.shape[2:])
-        self.pool = spec.pool
+        # After window, stride and padding: sizes are rounded down, padding counts, and the sum is divided by 1.
+        self.pool: tuple[Any, ...] = (*spec.pool, False, True, 1) if spec.pool else ()
         # The backward pass of pooling asks for its input, and looks at its sizes alone.
-        self.like = torch.empty(self.plane, dtype=torch.float32, device=x.device) if spec.pool else None
+        wanted = spec.pool and not _own_transpose(*spec.pool)
+        self.like = torch.empty(self.plane, dtype=torch.float32, device=x.device) if wanted else None
 
 
-_plans: dict[Any, _Plan | None] = {}
+def _own_transpose(window: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:
+    """Return whether a box filter is its own gradient: p is in the window around q where q is in the one around p."""
+    return max(stride) == 1 and all(k == 2 * p + 1 for k, p in zip(window, padding, strict=True))
+
+
+_plans: dict[Any, Plan | None] = {}
+
+
+def plan_of(layer: Any, x: Tensor, y: Tensor, log_var: Tensor, offset: float) -> Plan | None:
+    """Return how such tensors get a layer's noise by one node of autograd, or None where they need the longer way.
+
+    All that it follows from is looked at in each call: layers and tensors may have changed.
+    """
+    own = layer.in_features if isinstance(layer, nn.Linear) else (
+        type(layer), layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.padding_mode, layer.groups,
+        layer.in_channels,
+    )  # fmt: skip
+    asked = (
+        own, offset, rank(), x.shape, y.shape, x.stride(), y.stride(), x.dtype, y.dtype, log_var.dtype,
+        x.get_device(), log_var.get_device(),
+    )  # fmt: skip
+    try:
+        return _plans[asked]
+    except KeyError:
+        spec, dims = spec_of(layer, offset)
+        plan = None if spec is None or y.ndim <= dims else _make(x, y, log_var, rank() * y.shape[0], spec)
+        launch.keep(_plans, asked, plan)
+        return plan
+
+
+def spec_of(layer: Any, offset: float) -> tuple[Spec | None, int]:
+    """Return what the noise must know of a layer (None: more than fits), and the dimensions of an unbatched output."""
+    if isinstance(layer, nn.Linear):
+        return Spec(True, 1, (), offset * layer.in_features), 1
+    pool, dims = layers.pool(layer), len(layer.kernel_size) + 1
+    extra = offset * (layer.in_channels // layer.groups)
+    return None if pool is None else Spec(False, layer.groups, pool, extra), dims
+
+
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, first_row: int, spec: Spec) -> Tensor | None:
-    """Return y with a layer's noise, or None where these tensors need the longer way."""
-    asked = (x.shape, y.shape, x.stride(), y.stride(), x.dtype, y.dtype, log_var.dtype, x.get_device(), first_row, spec)
-    try:
-        plan = _plans[asked]
-    except KeyError:
-        plan = _make(x, y, log_var, first_row, spec)
-        launch.keep(_plans, asked, plan)
-    if plan is None:
-        return None
-    if torch.is_grad_enabled():
-        return _apply(x, y, log_var, key, plan)  # type: ignore[no-untyped-call]
-    return _forward(x, y, log_var, key, plan)[0]
-
-
-def _make(x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> _Plan | None:
+def _make(x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> Plan | None:
     known = x.dtype in _DTYPES and y.dtype in _DTYPES and log_var.is_contiguous()
     if not known or not x.numel() or not y.numel() or len({x.device, y.device, log_var.device}) > 1:
         return None
     if tiles.dense(x, spec.last) is not x or tiles.dense(y, spec.last) is not y:
         return None
-    return _Plan(x, y, log_var, first_row, spec)
+    return Plan(x, y, log_var, first_row, spec)
 
 
-def _forward(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
-    plane = torch.empty(plan.plane, dtype=torch.float32, device=x.device)
-    plan.sums.total(x, plane)
-    if plan.extra:
-        plane += plan.extra
-    if plan.pool:
-        window, stride, padding = plan.pool
-        plane = torch._C._nn.avg_pool2d(plane, window, stride, padding, False, True, 1)
-    out = torch.empty_like(y)
-    plan.noises.add(y, plane, log_var, key, out)
-    return out, plane
+def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan) -> Tensor:
+    """Return y with a layer's noise."""
+    if torch.is_grad_enabled():
+        return _apply(x, y, log_var, key, plan)  # type: ignore[no-untyped-call]
+    return _Noisy.forward(None, x, y, log_var, key, plan)
 
 
 class _Noisy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: _Plan) -> Tensor:
-        out, plane = _forward(x, y, log_var, key, plan)
-        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
-        ctx.plan = plan
+    def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan) -> Tensor:
+        plane = torch.empty(plan.plane, dtype=torch.float32, device=x.device)
+        plan.sums.total(x, plane)
+        if plan.extra:
+            plane += plan.extra
+        if plan.pool:
+            plane = torch._C._nn.avg_pool2d(plane, *plan.pool)
+        out = torch.empty_like(y)
+        plan.noises.add(y, plane, log_var, key, out)
+        if ctx is not None:
+            ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
+            ctx.plan = plan
         return out
 
     @staticmethod
@@ -110,17 +139,19 @@ _apply = super(torch.autograd.Function, _Noisy).apply
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
     x, plane, log_var, key = ctx.saved_tensors
-    plan: _Plan = ctx.plan
+    plan: Plan = ctx.plan
     dense = grad
     if grad.stride() != plan.stride:
         dense = torch.empty_strided(grad.shape, plan.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
     grad_plane, grad_log_var = plan.noises.gradients(dense, plane, log_var, key)
-    grad_x = None
-    if ctx.needs_input_grad[0]:
-        if plan.pool:
-            grad_plane = torch.ops.aten.avg_pool2d_backward.default(grad_plane, plan.like, *plan.pool, False, True, 1)
-        grad_x = torch.empty_like(x)
-        plan.sums.gradient(x, grad_plane, grad_x)
+    if x is None:
+        return None, grad, grad_log_var, None, None
+    if plan.like is not None:
+        grad_plane = torch.ops.aten.avg_pool2d_backward.default(grad_plane, plan.like, *plan.pool)
+    elif plan.pool:  # its own transpose, by a call that takes less than half of the time
+        grad_plane = torch._C._nn.avg_pool2d(grad_plane, *plan.pool)
+    grad_x = torch.empty_like(x)
+    plan.sums.gradient(x, grad_plane, grad_x)
     return grad_x, grad, grad_log_var, None, None
 
 
