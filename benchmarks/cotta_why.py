@@ -33,7 +33,11 @@ VARIANTS: dict[str, tuple[bool, float]] = {
 
 def sureness(net: nn.Module, images: Tensor, fast: bool) -> list[float]:
     """Return the mean confidence of each batch under its own statistics, as CoTTA's anchor has it."""
-    with quickly(images.device, fast), undrift.perturb(net, layers=(), norm_statistics="batch").mean() as model:
+    with (
+        torch.no_grad(),
+        quickly(images.device, fast),
+        undrift.perturb(net, layers=(), norm_statistics="batch").mean() as model,
+    ):
         means = [model(part).float().softmax(1).amax(1).mean() for part in images.split(BATCH)]
     undrift.remove(net)
     return torch.stack(means).tolist()

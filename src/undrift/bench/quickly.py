@@ -1,14 +1,16 @@
-"""How a cell runs fast: bfloat16, and convolutions that choose their algorithms by trial, for one batch size only."""
+"""How a cell runs fast: bfloat16, and convolutions that choose their algorithms by trial, for whole batches only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 
 @contextmanager
 def quickly(device: torch.device, fast: bool) -> Iterator[None]:
-    """Let convolutions run in bfloat16 where that was asked for; `trial` says for which batches they try algorithms."""
+    """Let convolutions run in bfloat16 where that was asked for; `trial` says for which passes they try algorithms."""
     tried = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -19,10 +21,29 @@ def quickly(device: torch.device, fast: bool) -> Iterator[None]:
 
 
 def trial(fast: bool, images: int, usual: int | None) -> None:
-    """Let convolutions try algorithms for the next batch if it is of the usual size, and guess for any other.
+    """Let convolutions try algorithms for a pass over whole batches of the usual size, and guess for any other.
 
     Each new shape is tried anew, convolution by convolution: that can pay for a size that comes a thousand times,
-    hardly for a domain's short last batch or a few batches that are only scored.
+    hardly for a domain's short last batch or a few batches that are only scored. Ten draws in one pass are ten batches.
     """
     if fast:
-        torch.backends.cudnn.benchmark = images == usual
+        torch.backends.cudnn.benchmark = usual is not None and images % usual == 0
+
+
+def by_pass(net: nn.Module, usual: int) -> None:
+    """Let a network's convolutions try algorithms by what each of its passes sees, forwards and backwards.
+
+    A step may have passes over parts of its batch, of another size each time (ROID's). They come last and their
+    gradients first, so the gradients of the whole batch must say again what they are of: whatever algorithm a shape
+    has first, tried or guessed, it keeps as long as the process lives.
+    """
+
+    def forwards(_net: nn.Module, args: tuple[Any, ...]) -> None:
+        trial(True, len(args[0]), usual)
+
+    def backwards(_net: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda grad: trial(True, len(grad), usual))
+
+    net.register_forward_pre_hook(forwards)
+    net.register_forward_hook(backwards)
