@@ -24,6 +24,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,25 +97,30 @@ def times(net: nn.Module, device: torch.device, batches: list[int], bf16: bool, 
             "fast": lambda x=x: undrift.predict(model, x, 10, mode="fast"),
             "samples=0": lambda x=x: undrift.predict(model, x, 0),
         }
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with torch.no_grad():
             with model.off() as plain:
-                base = median(lambda x=x: plain(x), device, repeats)
+                base = median(partial(plain, x), device, repeats, bf16)
             for way, ask in ways.items():
-                ratio = median(ask, device, repeats) / base
+                ratio = median(ask, device, repeats, bf16) / base
                 rows.append({"batch": batch, "way": way, "ratio": ratio, "forward_ms": 1000 * base})
                 print(rows[-1], flush=True)
     model.remove()
     return rows
 
 
-def median(ask: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the median wall time of a call in seconds, after three calls that are not counted."""
+def median(ask: Callable[[], object], device: torch.device, repeats: int, bf16: bool) -> float:
+    """Return the median wall time of a call in seconds, after three calls that are not counted.
+
+    Each call has an autocast block of its own, as in use: a longer one would cast weights that ask for gradients once
+    for all calls (the plain network's), and frozen ones (the perturbed network's) at every pass.
+    """
     taken = []
     for turn in range(repeats + 3):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
-        ask()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            ask()
         if device.type == "cuda":
             torch.cuda.synchronize()
         if turn > 2:

@@ -32,6 +32,10 @@ def mean_logits(model: undrift.Perturbed, x: Tensor) -> Tensor:
         return model(x)
 
 
+OF_NOISE = "ignore:norm statistics were kept from passes with noise"
+
+
+@pytest.mark.filterwarnings(OF_NOISE)
 @pytest.mark.parametrize("options", [{}, {"norm_statistics": "source"}, {"frozen": "8"}, {"estimator": "drawn"}])
 def test_a_state_dict_loads_strictly_and_is_the_mean_network(tmp_path: Path, options: dict[str, Any]) -> None:
     model = adapted(convnet(), preprocess=IMAGENET, classes=list("abcde"), **options)
@@ -58,6 +62,7 @@ def test_batch_statistics_do_not_fit_into_a_state_dict(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings(OF_NOISE)
 @pytest.mark.parametrize("statistics", ["moving", "source", "batch"])
 def test_a_program_is_the_mean_network_for_any_batch(tmp_path: Path, statistics: str) -> None:
     model = adapted(convnet(), norm_statistics=statistics, classes=list("abcde"))
@@ -67,6 +72,27 @@ def test_a_program_is_the_mean_network_for_any_batch(tmp_path: Path, statistics:
     assert json.loads(json.loads(extra["undrift.json"])["classes"]) == list("abcde")
     for count in (2, 6, 9):
         assert torch.equal(program(images(count)), mean_logits(model, images(count)))
+
+
+def test_the_mean_network_takes_statistics_of_its_own_from_images(tmp_path: Path) -> None:
+    model, seen = adapted(convnet()), images(12, seed=5)
+    with pytest.warns(
+        undrift.UndriftWarning, match=r"passes with noise \(σ up to 0\.1.*own.*export\(model, path, images="
+    ):
+        export(model, tmp_path / "noisy.safetensors")
+    before = snapshot(model.net)
+    export(model, tmp_path / "own.safetensors", images=seen.split(6))
+    own, noisy = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in ("own", "noisy"))
+    assert same(model.net.state_dict(), before)
+    with model.off() as net, torch.no_grad():
+        expected = torch.stack([net[0](part).mean((0, 2, 3)) for part in seen.split(6)]).mean(0)
+    torch.testing.assert_close(own["1.running_mean"], expected)
+    assert not torch.allclose(own["1.running_var"], noisy["1.running_var"])
+    assert torch.equal(own["1.weight"], noisy["1.weight"])
+    assert mean_network(model, seen)[1].momentum == model.net[1].momentum  # type: ignore[index, union-attr]
+    # Statistics that no noise has touched, and noise that touches nothing: nothing to say.
+    export(undrift.perturb(convnet()), tmp_path / "source.safetensors")
+    export(adapted(convnet(), init_fraction=1e-6), tmp_path / "inert.safetensors")
 
 
 def test_the_copy_is_plain_and_independent() -> None:

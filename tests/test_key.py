@@ -11,12 +11,12 @@ import undrift
 from support import convnet, images
 from undrift import replay
 from undrift.fused.epsilon import bits, normal, pair
-from undrift.key import _GOLDEN, Key, mix
+from undrift.key import GOLDEN, Key, mix
 
 
 def test_mix_is_splitmix64() -> None:
     """The generator's published outputs for the seed 1234567."""
-    state = torch.tensor([1234567]) + torch.arange(1, 4) * _GOLDEN
+    state = torch.tensor([1234567]) + torch.arange(1, 4) * GOLDEN
     assert [int(v) % 2**64 for v in mix(state)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
@@ -90,7 +90,7 @@ def test_normal_is_independent_across_rows_columns_channels_and_keys() -> None:
     shape, key = (100, 8, 10, 50), torch.tensor(3)
     x = normal(key, shape)
     others = [x.roll(1, d) for d in range(4)] + [x.roll(25, 3), x.roll(4, 1)]  # four channels apart: the pairs
-    others += [normal(key + d, shape) for d in (1, 2, 2**16, 2**32, 2**40, _GOLDEN)]
+    others += [normal(key + d, shape) for d in (1, 2, 2**16, 2**32, 2**40, GOLDEN)]
     for other in others:
         assert abs(float((x * other).mean())) < 5 / math.sqrt(x.numel())
         assert abs(float(((x**2 - 1) * (other**2 - 1)).mean())) < 5 * 2 / math.sqrt(x.numel())

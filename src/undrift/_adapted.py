@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
 from undrift.key import Key
+from undrift.norm import MOVING
 from undrift.perturb import Perturbed
 
 
@@ -28,14 +29,40 @@ def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
 @contextmanager
 def keeping_noise(key: Key) -> Iterator[None]:
     """Put the noise back to where it stood at the start of a `with` block."""
-    seed, step = key.seed.clone(), key.step.clone()
+    seed = key.seed.clone()
+    with keeping_step(key):
+        try:
+            yield
+        finally:
+            key.seed.copy_(seed)
+
+
+@contextmanager
+def keeping_step(key: Key) -> Iterator[None]:
+    """Put the noise back to where it stood, where nobody sows it anew meanwhile."""
+    step = key.step.clone()
     kept = key.calls, key.current, key.stale, key.replay.recording
     try:
         yield
     finally:
-        key.seed.copy_(seed)
         key.step.copy_(step)
         key.calls, key.current, key.stale, key.replay.recording = kept
+
+
+def noisy_statistics(model: Perturbed) -> bool:
+    """Return whether norm layers have kept statistics that noisy passes moved: the mean network's are others."""
+    return bool(model.noise) and any(p.knows_noise() for p in model.norms if p.statistics in MOVING)
+
+
+@contextmanager
+def one_pass(model: Perturbed) -> Iterator[Perturbed]:
+    """Give the network such that one pass stands for its answers, for the length of a `with` block.
+
+    That is the mean network; one draw where kept statistics are those of noisy passes. Statistics rest, and the noise
+    that comes next is what it would have been.
+    """
+    with keeping_noise(model.key), model.rest() if noisy_statistics(model) else model.mean():
+        yield model
 
 
 def adapted(model: Perturbed) -> dict[str, Tensor]:
@@ -63,6 +90,13 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
         )
     for name, tensor in own.items():
         tensor.copy_(state[name])
+    filled_in(model)
+
+
+def filled_in(model: Perturbed) -> None:
+    """Say that another state was put into the model: what its statistics are of is to be looked up."""
+    for policy in model.norms:
+        policy.noisy = None
 
 
 def likelihood_state(likelihood: object) -> dict[str, Any]:

@@ -28,17 +28,18 @@ def foldable(model: Perturbed) -> bool:
     They are not where one Δw serves the whole pass (drawn weights, attention, subclassed layers), nor where a batch
     norm computes statistics of the pass: they would be pooled over draws.
     """
-    hooks = [hook for _, hook in model._after]
-    drawn = any(
-        isinstance(owner := getattr(hook, "__self__", None), Rerun)
-        or (isinstance(owner, Noise) and getattr(hook, "__name__", "") == "drawn")
-        for hook in hooks
-    )
-    pooled = any(
-        isinstance(norm.layer, _BatchNorm) and (norm.statistics is None or norm.statistics == "batch")
-        for norm in model.norms
-    )
-    return not drawn and not pooled
+    pooled = any(norm.statistics in _OF_THE_PASS and isinstance(norm.layer, _BatchNorm) for norm in model.norms)
+    return not pooled and not any(getattr(hook, "__func__", None) in _DRAWN for _, hook in model._after)
+
+
+_OF_THE_PASS = (None, "batch")
+_DRAWN = (Noise.drawn, Rerun.drawn)
+
+
+def limit_of(model: Perturbed, fold_limit: int | None) -> int | None:
+    """Return the limit, 0 where draws cannot share a pass."""
+    _check(fold_limit)
+    return fold_limit if foldable(model) else 0
 
 
 def draw(
@@ -60,7 +61,7 @@ def draw(
         left = len(draws) - first
         count = math.ceil(left / math.ceil(left / most))  # passes of one size: 4, 3, 3 of ten, not 4, 4, 2
         part = draws[first : first + count]
-        step = model.key.step.clone() if isinstance(model, Perturbed) else None
+        step = model.key.step.clone() if count > 1 and isinstance(model, Perturbed) else None
         logits = None
         try:
             logits = ask(part[0] if count == 1 else torch.cat(list(part)))
@@ -77,16 +78,22 @@ def draw(
         first += count
 
 
-def _draws_a_pass(model: nn.Module, draws: Sequence[Tensor], fold_limit: int | None) -> int:
+def _check(fold_limit: int | None) -> None:
     if fold_limit is not None and (isinstance(fold_limit, bool) or not isinstance(fold_limit, int) or fold_limit < 0):
         raise OptionError(
             f"fold_limit={fold_limit!r} is not a whole number from 0 up. 0 makes one pass a draw, 200 puts as many "
             "draws into a pass as make 200 rows."
         )
+
+
+def _draws_a_pass(model: nn.Module, draws: Sequence[Tensor], fold_limit: int | None) -> int:
+    _check(fold_limit)
     images = draws[0]
-    if len(draws) == 1 or len(images) == 0 or not isinstance(model, Perturbed) or not foldable(model):
+    if len(draws) == 1 or len(images) == 0 or fold_limit == 0:
         return 1
-    rows, size = fold_limit, images[0].numel()
+    if not isinstance(model, Perturbed) or not foldable(model):
+        return 1
+    rows, size = fold_limit, images.numel() // len(images)
     if rows is None:
         rows = min(ON_CPU if images.device.type == "cpu" else ON_ACCELERATOR, NUMBERS // size)
     rows = min(rows, _fitted.get(model, rows * size) // size)

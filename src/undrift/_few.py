@@ -29,24 +29,24 @@ class Few:
         logits: the draws' average of each image (see `averaged`).
         mean_entropy: mean over an image's draws of the softmax's entropy.
         overlap: of the first two draws, summed over images: Σ p₁ p₂, the mean of Σ p₁² and Σ p₂², and 1.
-        sound: for each image of the batch, whether it has a row here.
+        sound: for each image of the batch, whether it has a row here; None where all have.
     """
 
     logits: Tensor
     mean_entropy: Tensor
     overlap: Tensor
-    sound: Tensor
+    sound: Tensor | None
 
     @staticmethod
-    def of(draws: Tensor, rows: Tensor, sound: Tensor) -> "Few":
+    def of(draws: Tensor, rows: Tensor, sound: Tensor | None = None) -> "Few":
         """Return what the log-probabilities of two draws of all images, and then of a third of these rows, leave."""
         both = len(draws) - len(rows)
-        two = draws[:both].chunk(2)
-        logits, inner = averaged(two)
-        more, inner_of_more = averaged([*(logs[rows] for logs in two), draws[both:]])
+        two = draws[:both].unflatten(0, (2, -1))
+        logits, inner = averaged(two.unbind())
+        more, inner_of_more = averaged([*two[:, rows].unbind(), draws[both:]])
         logits, inner = logits.index_copy(0, rows, more), inner.index_copy(0, rows, inner_of_more)
         across = (two[0] + two[1]).exp().sum(1)
-        own = (2 * torch.stack(two)).exp().sum(2).mean(0)
+        own = (2 * two).exp().sum(2).mean(0)
         known = across + own + inner < torch.inf  # not a number is below nothing: one bad row spoils nothing
         overlap = torch.stack([across, own, torch.ones_like(own)]).where(known, 0).sum(1)
         return Few(logits, inner, overlap, sound)
@@ -55,7 +55,7 @@ class Few:
 def evenly(images: Tensor, part: float = THIRD) -> Tensor:
     """Return the numbers of that part of the images, spread over all of them."""
     count = max(1, round(part * len(images)))
-    return torch.arange(count, device=images.device) * len(images) // count
+    return torch.arange(0, count * len(images), len(images), device=images.device) // count
 
 
 def log_probs(logits: Tensor) -> Tensor:
@@ -101,18 +101,21 @@ def temperature_of(logits: Sequence[Tensor], sharpness: Tensor) -> Tensor:
     """
     grid = partial(torch.linspace, dtype=sharpness.dtype, device=sharpness.device)
     ends, steps = grid(0, math.log(HOTTEST), 2), grid(0, 1, _GRID)
+    below = torch.arange(-1, 1, device=sharpness.device)
     for _ in range(2):
-        heats = torch.lerp(ends[0], ends[1], steps)
+        low, high = ends
+        heats = torch.lerp(low, high, steps)
         values = _sharpness(logits, heats.exp())
         upper = (values > sharpness).sum().clamp(1, _GRID - 1)  # sharpness falls with T
-        around = torch.stack([upper - 1, upper])
+        around = upper + below
         ends, (left, right) = heats[around], values[around]
     place = torch.where(left > right, (left - sharpness) / (left - right), 0.0).clamp(0, 1)
-    return torch.lerp(ends[0], ends[1], place).exp()
+    low, high = ends
+    return torch.lerp(low, high, place).exp()
 
 
 def _sharpness(logits: Sequence[Tensor], heats: Tensor) -> Tensor:
     """Return the mean over finite rows of Σ p² at each temperature."""
-    parts = (part for whole in logits for part in whole.split(4096))
-    squares = [(rows / heats[:, None, None]).softmax(dim=-1).square().sum(-1) for rows in parts]
-    return torch.cat(squares, dim=1).nanmean(1)
+    parts = (part for whole in logits for part in (whole.split(4096) if len(whole) > 4096 else (whole,)))
+    squares = [(rows / heats.view(-1, 1, 1)).softmax(dim=-1).square().sum(-1) for rows in parts]
+    return (squares[0] if len(squares) == 1 else torch.cat(squares, dim=1)).nanmean(1)

@@ -8,14 +8,14 @@ from torch import Tensor
 from undrift.perturb import Perturbed
 from undrift.predict import forward
 from undrift.prediction import entropy_of, histogram
-from undrift.temperature import mean_logits
+from undrift.temperature import logits_once
 
 WINDOW = 10  # images a class that the histograms remember
 LEAST_RATIO = 0.5
 
 
 class Guard:
-    """Compares the classes that the adapted mean network predicts with those of the source network.
+    """Compares the classes that the adapted network predicts with those of the source network.
 
     Two histograms of predicted classes over the last images (about ten a class), one a network; collapsed is
 
@@ -38,7 +38,7 @@ class Guard:
         # A batch larger than the window counts whole; older images fade with their distance.
         kept = max(0.0, 1 - len(images) / window)
         self.source = _added(self.source, source, kept)
-        self.adapted = _added(self.adapted, mean_logits(model, images), kept)
+        self.adapted = _added(self.adapted, logits_once(model, images), kept)
         seen = self.source.sum()
         ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 where both see one class: no collapse
         return (seen >= window / 2) & (ratio < LEAST_RATIO)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from undrift import _checkpoint, _resume
-from undrift._adapted import keeping_noise, restore, snapshot
+from undrift._adapted import keeping_noise, one_pass, restore, snapshot
 from undrift._batches import device_of, to_device
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._outputs import logits
@@ -183,7 +183,7 @@ class Run:
         epoch = self.epoch + 1
         found: tuple[Survey, Tensor] | None = None
         if self.keep_best or epoch >= self.epochs - 1:
-            with self.model.mean():
+            with one_pass(self.model):
                 now, answers = self._survey(self.stepper.forward)
             if self.looked_at.aligned:
                 known = epoch - 1 in self.surveys and epoch > 1

@@ -4,24 +4,30 @@ import copy
 import io
 import json
 import os
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from undrift._adapted import noisy_statistics
 from undrift._atomic import check, write_bytes
-from undrift._errors import DataError, OptionError, UndriftError
+from undrift._batches import to_device
+from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift._packing import written_by
 from undrift.file import domain_state
-from undrift.norm import Norm
+from undrift.norm import MOVING, Norm
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
+from undrift.predict import _batches as batches_of
 from undrift.select import plain_name
 from undrift.zoo._gsfda import attached_masks
 
 Format = Literal["state_dict", "torch.export"]
 FORMATS = ("state_dict", "torch.export")
+INERT = 0.02  # σ over a kernel's standard deviation that changes no statistics to speak of; as released it is 0.001
 
 
 def export(
@@ -29,10 +35,13 @@ def export(
     path: str | os.PathLike[str],
     format: Format = "state_dict",  # noqa: A002
     example: Any = None,
+    images: Tensor | Iterable[Any] | None = None,
 ) -> int:
     """Write the adapted mean network as other programs read it, and return the file's size in bytes.
 
     Both are what `predict(model, images, samples=0)` computes; the noise, and with it mutual information, stays behind.
+    Norm statistics that noisy passes moved are not the mean network's: give images of the domain, from which it takes
+    its own. Without them a warning says so.
 
     - "state_dict": a safetensors file of source weights and adapted norm layers, which loads strictly into your own
       class: `net.load_state_dict(safetensors.torch.load_file(path))`, then `net.eval()`.
@@ -44,6 +53,7 @@ def export(
         path: where to; written whole or not at all.
         format: "state_dict" or "torch.export".
         example: a batch of images (or a tuple of the network's arguments), for "torch.export".
+        images: of the domain, for the mean network's own norm statistics: a tensor, a domain, or batches.
 
     Raises:
         OptionError: batch statistics were asked of a state_dict, which cannot hold them.
@@ -55,11 +65,18 @@ def export(
             f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."
         )
     check(path)
-    return write_bytes(path, _state_dict(model) if format == "state_dict" else _program(model, example))
+    if images is None:
+        _warn_of_noise(model)
+    plain = mean_network(model, images)
+    return write_bytes(path, _state_dict(model, plain) if format == "state_dict" else _program(model, plain, example))
 
 
-def mean_network(model: Perturbed) -> nn.Module:
-    """Return a plain copy of the adapted mean network, in eval mode: no hooks, no noise, no tie to the model."""
+def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None) -> nn.Module:
+    """Return a plain copy of the adapted mean network, in eval mode: no hooks, no noise, no tie to the model.
+
+    Args:
+        images: of the domain, for norm statistics of its own (see `export`).
+    """
     if model._removed:
         raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
     if attached_masks(model) is not None:
@@ -83,10 +100,40 @@ def mean_network(model: Perturbed) -> nn.Module:
             # Without kept statistics, a norm layer takes those of its batch in eval mode too.
             layer.running_mean = layer.running_var = None
             layer.track_running_stats = False
+    if images is not None:
+        kept = {policy.name for policy in model.norms if policy.statistics in MOVING}
+        _take_statistics(plain, [m for n, m in plain.named_modules() if plain_name(n) in kept], images)
     return plain.requires_grad_(False)
 
 
-def _state_dict(model: Perturbed) -> bytes:
+@torch.no_grad()
+def _take_statistics(plain: nn.Module, norms: Sequence[Any], images: Tensor | Iterable[Any]) -> None:
+    """Let norm layers take the average of the batches' statistics, each batch alike."""
+    paces = [layer.momentum for layer in norms]
+    for layer in norms:
+        layer.reset_running_stats()
+        layer.momentum = None
+        layer.train()
+    for batch in batches_of(images, None):
+        plain(to_device(batch, plain))
+    for layer, pace in zip(norms, paces, strict=True):
+        layer.momentum = pace
+        layer.eval()
+
+
+def _warn_of_noise(model: Perturbed) -> None:
+    sizes = [float(noise.relative_std().mean()) for noise in model.noises()]
+    if sizes and max(sizes) > INERT and noisy_statistics(model):
+        warnings.warn(
+            f"norm statistics were kept from passes with noise (σ up to {max(sizes):.2f} of a kernel's standard "
+            "deviation), and the exported network has none; needed: statistics of its own, without which a deep "
+            "network may lose half of its accuracy. Give images of the domain: export(model, path, images=…).",
+            UndriftWarning,
+            stacklevel=3,
+        )
+
+
+def _state_dict(model: Perturbed, plain: nn.Module) -> bytes:
     batch = [policy.name for policy in model.norms if policy.statistics == "batch"]
     if batch:
         raise OptionError(
@@ -94,7 +141,7 @@ def _state_dict(model: Perturbed) -> bytes:
             "each test batch; a state_dict holds kept statistics only, and would be another network. Export with "
             'format="torch.export", which can, or adapt with norm_statistics="moving".'
         )
-    state = {plain_name(name): value for name, value in mean_network(model).state_dict().items()}
+    state = {plain_name(name): value for name, value in plain.state_dict().items()}
     if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
         raise DataError(
             f"{', '.join(odd)} in the network's state_dict is no tensor; a safetensors file holds tensors only. Export "
@@ -105,14 +152,13 @@ def _state_dict(model: Perturbed) -> bytes:
     return safetensors.torch.save(tensors, {"format": "pt", **_about(model)})
 
 
-def _program(model: Perturbed, example: Any) -> bytes:
+def _program(model: Perturbed, plain: nn.Module, example: Any) -> bytes:
     args = example if isinstance(example, tuple) else (example,)
     if not args or not all(isinstance(a, Tensor) and a.ndim > 0 for a in args):
         found = "no example" if example is None else f"an example that is {type(example).__name__}"
         raise OptionError(f"{found} was given; torch.export needs a batch to trace. Give it: example=images.")
     # A batch of one would be taken as a size that never changes.
     args = tuple(torch.cat([a, a]) if a.shape[0] == 1 else a for a in args)
-    plain = mean_network(model)
     shapes = tuple({0: torch.export.Dim.AUTO} for _ in args)
     with torch.no_grad():
         program = torch.export.export(plain, args, dynamic_shapes=shapes if len(args) > 1 else (shapes[0],))

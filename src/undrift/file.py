@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from undrift._adapted import filled_in
 from undrift._atomic import check, write_bytes
 from undrift._domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
 from undrift._errors import DataError, PerturbationMismatch, UndriftError, UndriftWarning
@@ -171,6 +172,7 @@ def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
         state[name].copy_(count)
     for name in needed.keys() - {COUNTS}:
         state[name].copy_(tensors[name])
+    filled_in(model)
 
 
 def _attach_masks(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo at once
 
 from undrift._errors import UndriftError, UndriftWarning
+from undrift.fused import dispatch
 from undrift.fused.epsilon import normal
 from undrift.replay import Replay, in_backward
 
@@ -24,9 +25,9 @@ __all__ = ["Key", "count_traced", "keys_of", "mix", "normal", "rank"]
 T = TypeVar("T")
 
 # SplitMix64 (Steele, Lea, Flood 2014), as signed 64-bit integers.
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_MIX1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX2 = 0x94D049BB133111EB - 2**64
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIX1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX2 = 0x94D049BB133111EB - 2**64
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -36,15 +37,15 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def mix(z: Tensor) -> Tensor:
     """Return SplitMix64's output for the state z: 64 well-mixed bits."""
-    z = (z ^ _shift(z, 30)) * _MIX1
-    z = (z ^ _shift(z, 27)) * _MIX2
+    z = (z ^ _shift(z, 30)) * MIX1
+    z = (z ^ _shift(z, 27)) * MIX2
     return z ^ _shift(z, 31)
 
 
 def keys_of(seed: Tensor, step: Tensor, count: int) -> Tensor:
     """Return the first keys of a step: SplitMix64's own stream, 2^20 keys a step."""
     # The step is added before the product: the compiler would take arange·γ for an index, and an index does not wrap.
-    return mix(seed + (torch.arange(count, device=step.device) + step * (1 << 20)) * _GOLDEN)
+    return mix(seed + (torch.arange(count, device=step.device) + step * (1 << 20)) * GOLDEN)
 
 
 def _wrap(number: int) -> int:
@@ -155,13 +156,15 @@ class Key(nn.Module):
                 "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
                 "Call it directly, or use the source network: with model.off()."
             )
-        self.traced = False
+        own = vars(self)  # past Module's own setter, which takes its time
+        own["traced"] = False
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
-            self.calls, self.current, self.stale = {}, self._keys(), False
+            # The mean network asks for no key.
+            own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
         # A checkpoint around the whole network calls its root again in the backward pass.
-        self.current = self.replay.once(lambda: self.current)
+        own["current"] = self.replay.once(lambda: self.current)
 
     def _warn_waiting(self) -> None:
         names = list(self.waiting.values())
@@ -219,7 +222,12 @@ class Key(nn.Module):
 
     def _keys(self) -> Tensor:
         """Return the keys of the step that `step` stands at: 2k and 2k + 1 are weight k's."""
-        return keys_of(self.seed, self.step, 2 * self.weights)
+        count = 2 * self.weights
+        if count and not torch.compiler.is_compiling() and dispatch.quick(self.seed, self.step):
+            from undrift.fused import launch
+
+            return launch.keys(self.seed, self.step, count)  # one launch for sixteen
+        return keys_of(self.seed, self.step, count)
 
     def _now(self) -> Tensor:
         if self._in_graph():
@@ -240,7 +248,7 @@ class Key(nn.Module):
         if self._in_graph():
             # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. No
             # branch on the count: the compiler may trace a part twice, and wants to see the same.
-            return key + _wrap(count_traced(self.ident, number) * _GOLDEN)
+            return key + _wrap(count_traced(self.ident, number) * GOLDEN)
         return self._counted(key, number)
 
     def _used(self, now: Tensor, number: int) -> Tensor:
@@ -253,7 +261,7 @@ class Key(nn.Module):
     def _counted(self, key: Tensor, number: int) -> Tensor:
         use = self.calls.get(number, -1) + 1
         self.calls[number] = use
-        return key + _wrap(use * _GOLDEN) if use else key
+        return key + _wrap(use * GOLDEN) if use else key
 
     @_disable_dynamo
     def _replay(self, make: Callable[[], T], number: int | None) -> T:

@@ -107,13 +107,59 @@ def effective_weight(layer: nn.Module, name: str = "weight") -> Tensor:
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every module in eval mode for the length of a `with` block; each gets its own flag back."""
-    flags = [(m, m.training) for m in module.modules()]
-    module.eval()
+    modules = _all_modules(module)
+    flags = [m.training for m in modules]
+    quick = True in flags and _eval_only_sets_flags(modules)
+    if quick:
+        _set_training(modules, [False] * len(modules))
+    elif True in flags:
+        module.eval()
     try:
         yield
     finally:
-        for m, flag in flags:
-            m.training = flag
+        if quick:
+            _set_training(modules, flags)
+        else:
+            for m, flag in zip(modules, flags, strict=True):
+                if m.training != flag:
+                    m.training = flag
+
+
+def _all_modules(module: nn.Module) -> list[nn.Module]:
+    """Return what `module.modules()` yields, in another order: that one is a generator in a generator for each level.
+
+    `predict` asks before a GPU has anything to do.
+    """
+    found, seen = [module], {module}
+    for m in found:  # which grows meanwhile
+        for child in m._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
+
+
+def _eval_only_sets_flags(modules: list[nn.Module]) -> bool:
+    """Return whether `eval()` sets the flag of each of these modules and does nothing else.
+
+    A module may have an `eval` or `train` of its own, by its class or put there later: to stay in train mode, say.
+    """
+    plain = nn.Module
+    for kind in {type(m) for m in modules}:
+        if kind.train is not plain.train or kind.eval is not plain.eval or kind.__setattr__ is not plain.__setattr__:
+            return False
+        if hasattr(kind, "training"):  # a property
+            return False
+    for m in modules:
+        own = m.__dict__
+        if "train" in own or "eval" in own:
+            return False
+    return True
+
+
+def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
+    for m, flag in zip(modules, flags, strict=True):
+        m.__dict__["training"] = flag  # past Module's own setter, which first looks for parameters of that name
 
 
 def kernels(layer: nn.Module, weight: Tensor) -> Tensor:

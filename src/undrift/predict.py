@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import keeping_noise
+from undrift._adapted import keeping_noise, keeping_step
 from undrift._batches import images_of, to_device
-from undrift._draws import draw, foldable
+from undrift._draws import draw, limit_of
 from undrift._errors import DataError, OptionError, OutputError
 from undrift._few import THIRD, Few, answer, evenly, log_probs
 from undrift._outputs import logits as logits_of
@@ -75,13 +75,16 @@ def predict(
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        if isinstance(model, Perturbed) and (generator is not None or samples == 0):
+        if isinstance(model, Perturbed) and generator is not None:
             stack.enter_context(keeping_noise(model.key))
-            if generator is not None:
-                model.reseed(generator)
+            model.reseed(generator)
+        elif isinstance(model, Perturbed) and samples == 0:
+            stack.enter_context(keeping_step(model.key))
         batches = _batches(images, batch_size)
-        if mode == "fast" and isinstance(model, Perturbed) and samples > (2 if _folds(model, fold_limit) else 3):
-            return _from_few(model, batches, samples, temperature, fold_limit)
+        if mode == "fast" and isinstance(model, Perturbed) and samples > 2:
+            fold_limit = limit_of(model, fold_limit)
+            if samples > 3 or fold_limit != 0:
+                return _from_few(model, batches, samples, temperature, fold_limit)
         return Prediction.cat(average(model, batch, samples, temperature, fold_limit) for batch in batches)
 
 
@@ -92,9 +95,8 @@ def average(
     """Return the prediction for one batch, in the mode the network is in, with the noise it comes to next."""
     images, sound = _sound(model, images)
     if len(images) == 0:
-        return Prediction.unknown(len(sound), some_logits(model, images))
-    some = sound if len(images) < len(sound) else None
-    return average_sound(model, images, some, samples, temperature, fold_limit)
+        return _unknown(model, images, sound)
+    return average_sound(model, images, sound, samples, temperature, fold_limit)
 
 
 @torch.no_grad()
@@ -112,40 +114,49 @@ def average_sound(
         sound: for each image of the batch, whether it is among these; None where all are.
     """
     draws = max(samples, 1)
-    probs = entropy = torch.zeros((), device=images.device)
     with ExitStack() as stack:
         if isinstance(model, Perturbed):
             stack.enter_context(model.mean() if samples == 0 else model.rest())
-        for logits in draw(model, [images] * draws, fold_limit, partial(forward, model)):
-            softmax = (logits / temperature).softmax(dim=1)
-            probs = probs + softmax.unflatten(0, (-1, len(images))).sum(0)
-            entropy = entropy + entropy_of(softmax).unflatten(0, (-1, len(images))).sum(0)
-    return Prediction.of(probs / draws, entropy / draws, sound)
+        passes = draw(model, [images] * draws, fold_limit, partial(forward, model))
+        softmaxes = (_at(logits, temperature).softmax(dim=1) for logits in passes)
+        if draws == 1:
+            return Prediction.of(next(softmaxes), None, sound)  # its launches count where a network is small
+        sums = [
+            [part.unflatten(0, (-1, len(images))).sum(0) for part in (softmax, entropy_of(softmax))]
+            for softmax in softmaxes
+        ]
+    probs, entropy = (sum(parts[1:], parts[0]) / draws for parts in zip(*sums, strict=True))
+    return Prediction.of(probs, entropy, sound)
+
+
+def _at(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1 else logits / temperature
 
 
 def _from_few(
     model: Perturbed, batches: Iterable[Tensor], samples: int, temperature: float, fold_limit: int | None
 ) -> Prediction:
-    """Return the predictions of the mode "fast" for all batches."""
+    """Return the predictions of the mode "fast" for all batches; `fold_limit` is 0 where draws cannot share a pass."""
     parts: list[Few | Prediction] = []
     for batch in batches:
         images, sound = _sound(model, batch)
         if len(images) == 0:
-            parts.append(Prediction.unknown(len(sound), some_logits(model, images)))
-        elif _launch_bound(images) and _one_pass(model, len(images) * samples, fold_limit):
+            parts.append(_unknown(model, images, sound))
+        elif _launch_bound(images) and _one_pass(len(images) * samples, fold_limit):
             parts.append(average_sound(model, images, sound, samples, temperature, fold_limit))
         else:
             parts.append(_few(model, images, sound, temperature, fold_limit))
     return answer(parts, samples)
 
 
-def _few(model: Perturbed, images: Tensor, sound: Tensor, temperature: float, fold_limit: int | None) -> Few:
+def _few(model: Perturbed, images: Tensor, sound: Tensor | None, temperature: float, fold_limit: int | None) -> Few:
     """Return what two draws of all images and a third of a part of them leave; nothing is waited for."""
     # A network that mixes the images of a pass would see others in a part of them.
-    rows = evenly(images, THIRD if _folds(model, fold_limit) else 1.0)
+    rows = evenly(images, 1.0 if fold_limit == 0 else THIRD)
     with model.rest():
         passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model)))
-    return Few.of(log_probs(torch.cat(passes) / temperature), rows, sound)
+    logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+    return Few.of(log_probs(_at(logits, temperature)), rows, sound)
 
 
 def _launch_bound(images: Tensor) -> bool:
@@ -153,13 +164,9 @@ def _launch_bound(images: Tensor) -> bool:
     return images.device.type == "cuda"
 
 
-def _one_pass(model: Perturbed, rows: int, fold_limit: int | None) -> bool:
+def _one_pass(rows: int, fold_limit: int | None) -> bool:
     """Return whether all draws are the rows of one pass, which fewer draws would hardly undercut."""
-    return rows <= SMALL and _folds(model, fold_limit) and (fold_limit is None or rows <= fold_limit)
-
-
-def _folds(model: Perturbed, fold_limit: int | None) -> bool:
-    return foldable(model) and fold_limit != 0
+    return rows <= SMALL and (fold_limit is None or rows <= fold_limit)
 
 
 def forward(model: nn.Module, images: Tensor) -> Tensor:
@@ -204,11 +211,18 @@ def some_logits(model: nn.Module, images: Tensor) -> Tensor:
         return forward(model, blank)
 
 
-def _sound(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the finite images, on the network's device, and for each image whether it is one."""
+def _sound(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the finite images, on the network's device, and for each image whether it is one; None where all are."""
     images = to_device(images, model)
+    if len(images) == 0 or float(images.abs().amax()) < float("inf"):
+        return images, None
     sound = finite_rows(images)
-    return images if bool(sound.all()) else images[sound], sound
+    return images[sound], sound
+
+
+def _unknown(model: nn.Module, images: Tensor, sound: Tensor | None) -> Prediction:
+    """Return the answer to a batch of which no image is finite, or that has none."""
+    return Prediction.unknown(0 if sound is None else len(sound), some_logits(model, images))
 
 
 def _checked_samples(model: nn.Module, samples: int | None) -> int:
@@ -229,7 +243,10 @@ def _batches(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterator
         images, batch_size = images.named_batches(batch_size or 100), None
     if isinstance(images, Tensor | Mapping):
         whole = images_of(images)
-        yield from whole.split(batch_size or max(len(whole), 1))
+        if batch_size is None or batch_size >= len(whole):
+            yield whole
+        else:
+            yield from whole.split(batch_size)
         return
     if batch_size is not None:
         raise OptionError("batch_size is for a tensor of images; a loader has its own. Leave it out.")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift._adapted import keeping_noise
+from undrift._adapted import one_pass
 from undrift._batches import to_device
 from undrift._errors import DataError, UndriftWarning
 from undrift.layers import evaluating
@@ -50,7 +50,7 @@ def temperature(
             images = to_device(batch, model)
             images = images[finite_rows(images)]
             if len(images):
-                clean, augmented = mean_logits(model, images), mean_logits(model, change(images))
+                clean, augmented = logits_once(model, images), logits_once(model, change(images))
                 logits.append(clean)
                 agreements.append(clean.argmax(1) == augmented.argmax(1))
     if not logits:
@@ -90,9 +90,9 @@ def mirror_and_move(images: Tensor) -> Tensor:
     return padded[:, :, : images.shape[2], : images.shape[3]]
 
 
-def mean_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the logits of the mean network; noise and statistics stay where they are."""
+def logits_once(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits of one pass that stands for the network (see `one_pass`)."""
     if not isinstance(model, Perturbed):
         return forward(model, images)
-    with keeping_noise(model.key), model.mean():
+    with one_pass(model):
         return forward(model, images)

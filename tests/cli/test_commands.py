@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import undrift
+from support import same
 from undrift.options import Options
 
 from .conftest import MODEL, NAMES, Run, leftovers, pictures
@@ -54,7 +55,12 @@ def test_adapt_then_inspect_predict_evaluate_export(run: Run, work: Path) -> Non
     right = sum(Path(row["path"]).parent.name == row["label"] for row in table)
     assert undrift.Report.load("r.json").results[0].scores.error == pytest.approx(1 - right / 30, abs=0.07)
 
-    assert run("export", *MODEL, "--domain", "b.safetensors", "--out", "net.safetensors").code == 0
+    words = ("export", *MODEL, "--domain", "b.safetensors", "--out")
+    found = run(*words, "net.safetensors")
+    assert found.code == 0
+    assert "kept from passes with noise" in found.err
+    assert "kept from passes" not in run(*words, "own.safetensors", "--images", "target").err
+    assert not same(load_file("own.safetensors"), load_file("net.safetensors"))
     found = run("predict", "target", "--model", MODEL[1], "--weights", "net.safetensors", "--json")
     mean = run("predict", "target", *MODEL, "--domain", "b.safetensors", "--samples", "0", "--json")
     assert found.json["answers"] == mean.json["answers"]  # the exported file knows its classes and preprocessing too

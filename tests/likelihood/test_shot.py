@@ -112,8 +112,34 @@ def test_refresh_labels_every_image_under_the_mean_network_and_changes_nothing()
     assert shot.changed == pytest.approx(3 / 12)
 
 
+def test_statistics_of_noisy_passes_are_looked_at_with_noise() -> None:
+    model = undrift.perturb(convnet().eval(), exclude="8", init_fraction=0.3)
+    draws: list[bool] = []
+    model.net[0].register_forward_hook(lambda *_: draws.append(model.key.noisy))
+    shot = Shot()
+    shot.refresh(model, lambda: iter(domain()))
+    assert not any(draws)  # they are the source's
+    state, step = undrift._adapted.snapshot(model), int(model.key.step)
+    model(images(12))
+    assert int(model.key.step) == step + 1
+    draws.clear()
+    shot.refresh(model, lambda: iter(domain()))
+    first = shot.labels.clone()  # type: ignore[union-attr]
+    assert draws
+    assert all(draws)
+    assert int(model.key.step) == step + 1  # the noise of the steps to come is not used up
+    shot.refresh(model, lambda: iter(domain()))
+    assert torch.equal(shot.labels, first)  # type: ignore[arg-type]
+    # A state that is filled in tells by itself what its statistics are of; so does a network with nothing to draw.
+    undrift._adapted.restore(model, state)
+    assert not undrift._adapted.noisy_statistics(model)
+    plain = undrift.perturb(convnet(), layers=())
+    plain(images(12))
+    assert not undrift._adapted.noisy_statistics(plain)
+
+
 def test_statistics_first_moves_them_once() -> None:
-    model = undrift.perturb(convnet())
+    model = undrift.perturb(convnet(), layers=())
     shot = Shot(statistics_first=True)
     shot.refresh(model, lambda: iter(domain()))
     # By hand: the norm layer's first input is the convolution of raw images.

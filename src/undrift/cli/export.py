@@ -27,12 +27,19 @@ def run(
         str | None,
         typer.Option(help="Images that torch.export traces with, where the crop is not known.", metavar="PATH"),
     ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="Images of the domain, from which the network without noise takes its norm statistics.", metavar="PATH"
+        ),
+    ] = None,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
     """Write the adapted network for other programs.
 
-    It computes what `undrift predict --samples 0` answers; the noise, and with it mutual information, stays behind.
+    It computes what `undrift predict --samples 0` answers; the noise, and with it mutual information, stays behind. With
+    --images, norm statistics are those of the network without noise, from these images.
 
     Example: undrift export --weights source.safetensors --domain clinic-b.safetensors --out clinic-b-net.safetensors
     """
@@ -42,8 +49,9 @@ def run(
     claim((out,), force, (domain, None if weights is None else Path(weights)))
     opened = open_source(session, model, domain)
     adapted = open_adapted(opened, domain, seed=0)
-    images = _example(opened, example, root) if format == FORMATS[1] else None
-    export(adapted, out, format, images)  # type: ignore[arg-type]  # it says what is wrong with another format
+    traced = _example(opened, example, root) if format == FORMATS[1] else None
+    seen = None if images is None else open_images(images, root, opened.preprocess)
+    export(adapted, out, format, traced, seen)  # type: ignore[arg-type]  # it says what is wrong with another format
     session.kept = f"{out} was written whole."
     return {"wrote": [session.wrote(out)], "format": format}
 

@@ -5,7 +5,7 @@
 
 ε is a function of a key and of a position (`epsilon`), so that the backward pass draws it again instead of keeping it.
 `plain` says all of it in PyTorch's own operators and is what everything else is tested against; `kernels`
-(and `kernels_grouped`) are Triton's, `launch` calls them, `layer` makes one node of autograd of a whole
+(and `kernels_grouped`, `kernels_keys`) are Triton's, `launch` calls them, `layer` makes one node of autograd of a whole
 layer; `cpu` works in pieces that stay in a core's cache; `operators` and `traced` register the functions with
 torch.library, with the `gradients` that both have.
 """

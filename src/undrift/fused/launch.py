@@ -11,6 +11,7 @@ from undrift.fused.calls import Call
 from undrift.fused.epsilon import signed
 from undrift.fused.tiles import Shape, cdiv
 
+KEYS = {"BLOCK": 128}
 FINISH = {"PLANE": 256, "ROWS": 128, "WIDTH": 32}
 # Programs of 128 threads that a multiprocessor of 65,536 registers holds: 56 and 80 registers a thread (for sm_90).
 ADDING, SUMMING = 9, 6
@@ -106,6 +107,7 @@ class Noises:
 
 _sums: dict[object, Sums] = {}
 _noises: dict[object, Noises] = {}
+_keys: dict[object, Call] = {}
 _MOST = 4096  # plans; a program that sees more shapes than that starts again
 
 
@@ -124,6 +126,20 @@ def sums_of(x: Tensor, groups: int, last: bool, extra: float = 0.0) -> Sums:
         found = Sums(tiles.shape_of(x, last), groups, x.get_device(), extra)
         keep(_sums, key, found)
     return found
+
+
+def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
+    """Return what `undrift.key.keys_of` does, bit for bit."""
+    out = torch.empty(count, dtype=torch.int64, device=step.device)
+    found = _keys.get((count, step.get_device()))
+    if found is None:
+        from undrift.fused import kernels_keys
+
+        programs, constants = cdiv(count, KEYS["BLOCK"]), KEYS
+        found = Call(kernels_keys.keys_kernel, (programs, 1), (count,), constants, step.get_device(), (2,))
+        keep(_keys, (count, step.get_device()), found)
+    found(seed, step, out)
+    return out
 
 
 def first_of(y: Tensor, first_row: int, last: bool) -> int:

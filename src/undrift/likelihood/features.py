@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from undrift._adapted import one_pass
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError
 from undrift._outputs import logits as logits_of
@@ -91,9 +92,9 @@ def latest(seen: deque[Tensor], name: str | None) -> Tensor:
 
 @torch.no_grad()
 def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return index (on the CPU), features and softmax of every image of the domain, under the mean network."""
+    """Return index (on the CPU), features and softmax of every image of the domain, from one pass (see `one_pass`)."""
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    with evaluating(model), model.mean(), watching(model.net, name) as seen:
+    with evaluating(model), one_pass(model), watching(model.net, name) as seen:
         for indices, images in batches():
             logits = logits_of(model(to_device(images, model)))
             parts.append((indices.cpu(), latest(seen, name), logits.softmax(1)))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift._adapted import one_pass
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift._types import Batches, Step
@@ -80,7 +81,7 @@ class Gsfda(Remembering):
     @torch.no_grad()
     def _width(self, model: Perturbed, batches: Batches) -> int:
         name = self.features or "bottleneck"
-        with evaluating(model), model.mean(), watching(model.net, name) as seen:
+        with evaluating(model), one_pass(model), watching(model.net, name) as seen:
             for _, images in batches():
                 model(to_device(images, model))
                 return int(seen.pop().shape[1])

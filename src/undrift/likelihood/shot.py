@@ -22,7 +22,8 @@ class Shot:
 
         mean_i H(p_i) − H(p̄) + β · mean_i −log p_i[ŷ_i]
 
-    Before each epoch `refresh` looks at the whole domain under the mean network, in eval mode, without gradients:
+    Before each epoch `refresh` looks at the whole domain in eval mode, without gradients: under the mean network, or by
+    one draw as soon as norm statistics are those of noisy steps, which are another network's:
 
         f_i = (features_i, 1) / ‖(features_i, 1)‖
         μ_c = Σ_i w_ic f_i / Σ_i w_ic,   ŷ_i = argmax_c cos(f_i, μ_c)
@@ -155,14 +156,14 @@ def pseudo_labels(features: Tensor, probs: Tensor, rounds: int = 2, least_count:
 
 @torch.no_grad()
 def move_statistics(model: Perturbed, batches: Batches) -> None:
-    """Let moving norm statistics see the domain once, without noise; batch statistics need no such pass."""
+    """Let moving norm statistics see the domain once, noisy as in a step; batch statistics need no such pass."""
     if model.options.norm_statistics == "source":
         raise OptionError(
             'statistics_first with norm_statistics="source": statistics that stay the source\'s cannot be adapted. '
             'Perturb with norm_statistics="moving", or leave statistics_first out.'
         )
     if model.options.norm_statistics in MOVING:
-        with evaluating(model), model.mean():
+        with evaluating(model), model.rest():
             model.key.training = True
             for _, images in batches():
                 model(to_device(images, model))
