@@ -95,6 +95,22 @@ def test_the_mean_network_takes_statistics_of_its_own_from_images(tmp_path: Path
     export(adapted(convnet(), init_fraction=1e-6), tmp_path / "inert.safetensors")
 
 
+def test_statistics_need_sound_images(tmp_path: Path) -> None:
+    model, path = adapted(convnet()), tmp_path / "net.safetensors"
+    for nothing in ([], images(4)[:0], images(1), torch.full((3, 3, 8, 8), torch.nan)):
+        with pytest.raises(undrift.DataError, match=r"no batch of two finite images.*needed.*Give"):
+            export(model, path, images=nothing)
+    assert not path.exists()
+    spoilt = torch.cat([images(6), torch.full_like(images(1), torch.nan)])
+    plain, expected = (mean_network(model, seen).state_dict() for seen in (spoilt, images(6)))
+    assert same(plain, expected)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True), nn.Flatten(), nn.Linear(144, 2)
+    )
+    per_image = mean_network(adapted(net), images(6))[1]  # type: ignore[index]
+    assert not torch.equal(per_image.running_mean, torch.zeros(4))
+
+
 def test_the_copy_is_plain_and_independent() -> None:
     net = convnet()
     model = adapted(net)

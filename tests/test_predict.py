@@ -249,3 +249,13 @@ def test_the_default_augmentation_by_hand() -> None:
     moved = mirror_and_move(big)
     assert moved.shape == big.shape
     assert torch.equal(moved[..., 2:, 3:], big.flip(3)[..., :-2, :-3])
+
+
+def test_each_pass_of_a_temperature_has_noise_of_its_own() -> None:
+    model = undrift.perturb(convnet().eval(), init_fraction=0.3)
+    model(images(12))  # from here on kept statistics are those of a noisy pass
+    before, steps = int(model.key.step), list[int]()
+    model.net[0].register_forward_hook(lambda *_: steps.append(int(model.key.step)))
+    temperature(model, [images(6), images(6, seed=1)], augment=lambda x: x)
+    assert steps == [before + 1, before + 2, before + 3, before + 4]
+    assert int(model.key.step) == before

@@ -51,15 +51,19 @@ def keeping_step(key: Key) -> Iterator[None]:
 
 def noisy_statistics(model: Perturbed) -> bool:
     """Return whether norm layers have kept statistics that noisy passes moved: the mean network's are others."""
-    return bool(model.noise) and any(p.knows_noise() for p in model.norms if p.statistics in MOVING)
+    if not model.noise or not model.options.train_samples:  # steps without noise: they are the mean network's own
+        return False
+    kept = [policy for policy in model.norms if policy.statistics in MOVING]
+    # What is known first: to look up is a wait for a GPU.
+    return any(policy.noisy for policy in kept) or any(policy.knows_noise() for policy in kept)
 
 
 @contextmanager
 def one_pass(model: Perturbed) -> Iterator[Perturbed]:
     """Give the network such that one pass stands for its answers, for the length of a `with` block.
 
-    That is the mean network; one draw where kept statistics are those of noisy passes. Statistics rest, and the noise
-    that comes next is what it would have been.
+    That is the mean network; one draw where kept statistics are those of noisy passes. Statistics rest, and the step is
+    put back at the end: the noise of what follows is what it would have been, and the same that was drawn here.
     """
     with keeping_noise(model.key), model.rest() if noisy_statistics(model) else model.mean():
         yield model
@@ -96,7 +100,7 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
 def filled_in(model: Perturbed) -> None:
     """Say that another state was put into the model: what its statistics are of is to be looked up."""
     for policy in model.norms:
-        policy.noisy = None
+        policy.noisy = False
 
 
 def likelihood_state(likelihood: object) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from undrift._adapted import fill_likelihood, likelihood_state, moving_by, restore, snapshot
+from undrift._adapted import fill_likelihood, filled_in, likelihood_state, moving_by, restore, snapshot
 from undrift._errors import PerturbationMismatch
 from undrift._guard import Guard
 from undrift._resume import shown
@@ -92,6 +92,7 @@ class Online:
             if not taken:
                 for layer, buffers in statistics:
                     layer._buffers.update(buffers)
+                filled_in(self.model)
         self.seen += len(images)
         if why_not is not None:
             self.report.miss(why_not)

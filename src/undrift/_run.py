@@ -184,6 +184,7 @@ class Run:
         found: tuple[Survey, Tensor] | None = None
         if self.keep_best or epoch >= self.epochs - 1:
             with one_pass(self.model):
+                self.model.key.step.zero_()  # the same noise in each survey: else it, too, would change answers
                 now, answers = self._survey(self.stepper.forward)
             if self.looked_at.aligned:
                 known = epoch - 1 in self.surveys and epoch > 1

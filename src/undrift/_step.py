@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from undrift._adapted import filled_in
 from undrift._outputs import logits
 from undrift._random import Randomness
 from undrift._types import Following, Keeper, Likelihood, Step
@@ -131,6 +132,7 @@ class Mark:
         """Put the model back; learnables have not changed, as gradients alone change nothing."""
         for layer, buffers in self._statistics:
             layer._buffers.update(buffers)
+        filled_in(self.model)
         self.model.key.step.copy_(self._step)
         for parameter in self.model.parameters():
             parameter.grad = None

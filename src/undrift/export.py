@@ -22,6 +22,7 @@ from undrift.norm import MOVING, Norm
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.predict import _batches as batches_of
+from undrift.predict import finite_rows
 from undrift.select import plain_name
 from undrift.zoo._gsfda import attached_masks
 
@@ -65,7 +66,7 @@ def export(
             f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."
         )
     check(path)
-    if images is None:
+    if images is None and not model._removed:
         _warn_of_noise(model)
     plain = mean_network(model, images)
     return write_bytes(path, _state_dict(model, plain) if format == "state_dict" else _program(model, plain, example))
@@ -109,13 +110,25 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
 @torch.no_grad()
 def _take_statistics(plain: nn.Module, norms: Sequence[Any], images: Tensor | Iterable[Any]) -> None:
     """Let norm layers take the average of the batches' statistics, each batch alike."""
-    paces = [layer.momentum for layer in norms]
+    paces, batches = [layer.momentum for layer in norms], 0
     for layer in norms:
         layer.reset_running_stats()
-        layer.momentum = None
         layer.train()
-    for batch in batches_of(images, None):
-        plain(to_device(batch, plain))
+    for batch in batches_of(images, 100 if isinstance(images, Tensor) else None):
+        batch = to_device(batch, plain)
+        batch = batch[finite_rows(batch)]
+        if len(batch) < 2:
+            continue  # a lone image has no variance behind a pooled map
+        batches += 1
+        for layer in norms:
+            # Each batch alike; not by momentum=None, which an instance norm takes for 0.
+            layer.momentum = 1 / batches
+        plain(batch)
+    if not batches:
+        raise DataError(
+            "images has no batch of two finite images or more; needed: images of the domain, from which norm "
+            "statistics are taken. Give a tensor, a domain or batches of them."
+        )
     for layer, pace in zip(norms, paces, strict=True):
         layer.momentum = pace
         layer.eval()

@@ -48,7 +48,7 @@ class History:
 
     Attributes:
         steps: a row each step that was made.
-        surveys: what the mean network said about the whole domain after an epoch, by epoch; 0 is the source network.
+        surveys: what one pass over the domain said after an epoch, by epoch; 0 is the source network.
         verdict: the label-free verdict; None while the run is not finished.
         kept_epoch: the epoch whose state the model has.
         bad_images: places of images with NaN or infinity, skipped.

@@ -36,8 +36,7 @@ class Norm(Swapped):
         self.statistics: Statistics | None = wanted if tracked else None
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
-        # Whether the kept statistics are those of noisy passes; None where it has to be looked up.
-        self.noisy: bool | None = None
+        self.noisy = False  # the kept statistics were seen to be those of noisy passes; else it has to be looked up
 
     def copy(self, copies: dict[int, Tensor]) -> None:
         """Make copies to adapt; an average over the domain starts its count anew."""
@@ -91,7 +90,7 @@ class Norm(Swapped):
         statistics are not the mean network's. A ResNet-50 on sketches, σ a tenth of a kernel's: 45 % with three draws,
         18 % without noise (benchmarks/noise_statistics.py).
         """
-        if self.noisy is None:
+        if not self.noisy:  # never kept: what a compiled step does to statistics, nobody sees
             source, now = self.away["running_mean"], self.layer._buffers["running_mean"]
             assert now is not None, "kept statistics are there"
             self.noisy = source is None or not torch.equal(now, source.to(now))
@@ -114,7 +113,7 @@ class Norm(Swapped):
         moved = {"running_mean": mean, "running_var": var} | ({} if count is None else {"num_batches_tracked": count})
         captured = capturing(x)
         if not torch.compiler.is_compiling():
-            self.noisy = self.key.noisy
+            self.noisy = self.noisy or self.key.noisy
         for name, value in moved.items():
             if captured:
                 # A CUDA graph reads and writes the same memory at every replay. (Two passes before one backward pass do

@@ -66,7 +66,7 @@ class Survey:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A label-free comparison of the adapted (mean) network with its source; `print(verdict)` is a sentence.
+    """A label-free comparison of the adapted network (one pass of it) with its source; `print(verdict)` is a sentence.
 
     Attributes:
         before: the source network's answers.

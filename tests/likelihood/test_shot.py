@@ -130,6 +130,12 @@ def test_statistics_of_noisy_passes_are_looked_at_with_noise() -> None:
     assert int(model.key.step) == step + 1  # the noise of the steps to come is not used up
     shot.refresh(model, lambda: iter(domain()))
     assert torch.equal(shot.labels, first)  # type: ignore[arg-type]
+    # Nobody sees what a compiled step does to statistics: it is looked up, each time until it is so.
+    compiled = undrift.perturb(convnet().eval(), exclude="8")
+    assert not undrift._adapted.noisy_statistics(compiled)
+    compiled.compile(backend="eager")
+    compiled(images(12))
+    assert undrift._adapted.noisy_statistics(compiled)
     # A state that is filled in tells by itself what its statistics are of; so does a network with nothing to draw.
     undrift._adapted.restore(model, state)
     assert not undrift._adapted.noisy_statistics(model)

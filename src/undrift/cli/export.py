@@ -38,8 +38,8 @@ def run(
 ) -> dict[str, Any]:
     """Write the adapted network for other programs.
 
-    It computes what `undrift predict --samples 0` answers; the noise, and with it mutual information, stays behind. With
-    --images, norm statistics are those of the network without noise, from these images.
+    It computes what `undrift predict --samples 0` answers; the noise, and with it mutual information, stays behind.
+    With --images, norm statistics are those of the network without noise, from these images.
 
     Example: undrift export --weights source.safetensors --domain clinic-b.safetensors --out clinic-b-net.safetensors
     """

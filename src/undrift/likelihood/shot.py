@@ -163,7 +163,7 @@ def move_statistics(model: Perturbed, batches: Batches) -> None:
             'Perturb with norm_statistics="moving", or leave statistics_first out.'
         )
     if model.options.norm_statistics in MOVING:
-        with evaluating(model), model.rest():
+        with evaluating(model), model.rest() if model.options.train_samples else model.mean():
             model.key.training = True
             for _, images in batches():
                 model(to_device(images, model))
