@@ -30,8 +30,8 @@ def temperature(
 
     z and z' are logits for the images and for their augmented copies: of the mean network, or of one draw each where
     norm statistics are those of noisy steps. T is found by bisection in [0.05, 20]. On an over-confident network this
-    halves the calibration error (CIFAR-10-C, norm statistics: ECE 12.2 → 5.8 %, error unchanged). It does harm where the
-    network is calibrated already (CIFAR-100: 2.0 → 4.0 %): compare before trusting it. The agreement stands for
+    halves the calibration error (CIFAR-10-C, norm statistics: ECE 12.2 → 5.8 %, error unchanged). It does harm where
+    the network is calibrated already (CIFAR-100: 2.0 → 4.0 %): compare before trusting it. The agreement stands for
     accuracy, so the augmentation must not change what an image shows.
 
     Args:
