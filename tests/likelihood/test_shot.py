@@ -1,5 +1,6 @@
 """SHOT's pseudo-labels and loss, computed by hand."""
 
+import copy
 import math
 
 import pytest
@@ -112,24 +113,30 @@ def test_refresh_labels_every_image_under_the_mean_network_and_changes_nothing()
     assert shot.changed == pytest.approx(3 / 12)
 
 
-def test_statistics_of_noisy_passes_are_looked_at_with_noise() -> None:
-    model = undrift.perturb(convnet().eval(), exclude="8", init_fraction=0.3)
-    draws: list[bool] = []
-    model.net[0].register_forward_hook(lambda *_: draws.append(model.key.noisy))
+def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
+    net = convnet().eval()
+    plain = copy.deepcopy(net)
+    model = undrift.perturb(net, exclude="8", init_fraction=0.3)
+    calls: list[bool] = []
+    model.net[0].register_forward_hook(lambda *_: calls.append(model.key.noisy))
     shot = Shot()
     shot.refresh(model, lambda: iter(domain()))
-    assert not any(draws)  # they are the source's
+    assert len(calls) == len(domain())  # they are the source's: one look
     state, step = undrift._adapted.snapshot(model), int(model.key.step)
     model(images(12))
-    assert int(model.key.step) == step + 1
-    draws.clear()
+    kept, policy = snapshot(model.net), model.norms[0]
+    calls.clear()
     shot.refresh(model, lambda: iter(domain()))
-    first = shot.labels.clone()  # type: ignore[union-attr]
-    assert draws
-    assert all(draws)
-    assert int(model.key.step) == step + 1  # the noise of the steps to come is not used up
-    shot.refresh(model, lambda: iter(domain()))
-    assert torch.equal(shot.labels, first)  # type: ignore[arg-type]
+    assert calls == [False] * 2 * len(domain())
+    assert same(model.net.state_dict(), kept)
+    assert policy.statistics == "train"
+    assert int(model.key.step) == step + 1  # the noise of the steps to come is what it would have been
+    # By hand: the labels of the source's layers, whose only norm layer has the average of the batches' statistics.
+    with torch.no_grad():
+        found = [torch.var_mean(plain[0](x), dim=(0, 2, 3)) for _, x in domain()]
+        plain[1].running_var, plain[1].running_mean = (torch.stack(of).mean(0) for of in zip(*found, strict=True))
+        features, probs = plain[:8](images(12)), plain(images(12)).softmax(1)
+    assert torch.equal(shot.labels, pseudo_labels(features, probs))  # type: ignore[arg-type]
     # Nobody sees what a compiled step does to statistics: it is looked up, each time until it is so.
     compiled = undrift.perturb(convnet().eval(), exclude="8")
     assert not undrift._adapted.noisy_statistics(compiled)
@@ -139,9 +146,9 @@ def test_statistics_of_noisy_passes_are_looked_at_with_noise() -> None:
     # A state that is filled in tells by itself what its statistics are of; so does a network with nothing to draw.
     undrift._adapted.restore(model, state)
     assert not undrift._adapted.noisy_statistics(model)
-    plain = undrift.perturb(convnet(), layers=())
-    plain(images(12))
-    assert not undrift._adapted.noisy_statistics(plain)
+    nothing = undrift.perturb(convnet(), layers=())
+    nothing(images(12))
+    assert not undrift._adapted.noisy_statistics(nothing)
 
 
 def test_statistics_first_moves_them_once() -> None:

@@ -22,8 +22,8 @@ class Shot:
 
         mean_i H(p_i) − H(p̄) + β · mean_i −log p_i[ŷ_i]
 
-    Before each epoch `refresh` looks at the whole domain in eval mode, without gradients: under the mean network, or by
-    one draw as soon as norm statistics are those of noisy steps, which are another network's:
+    Before each epoch `refresh` looks at the whole domain under the mean network, in eval mode, without gradients; where
+    norm statistics are those of noisy steps, with statistics of its own (see `look`):
 
         f_i = (features_i, 1) / ‖(features_i, 1)‖
         μ_c = Σ_i w_ic f_i / Σ_i w_ic,   ŷ_i = argmax_c cos(f_i, μ_c)
