@@ -5,20 +5,23 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import noisy_statistics
+from undrift._adapted import keeping_noise, noisy_statistics
 from undrift._atomic import check, write_bytes
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift._packing import written_by
+from undrift._statistics import own_statistics
 from undrift.file import domain_state
-from undrift.norm import MOVING, Norm
+from undrift.layers import evaluating
+from undrift.norm import Norm
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.predict import _batches as batches_of
@@ -85,7 +88,8 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
             "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
             "it would be another network. Train the source with undrift.zoo.masked, or keep the domain file."
         )
-    with model.off() as net, torch.no_grad():
+    statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
+    with evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
         state = dict(domain_state(model))
     held = {part.name: part for part in (*model.norms, *model.trained)}
@@ -101,37 +105,23 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
             # Without kept statistics, a norm layer takes those of its batch in eval mode too.
             layer.running_mean = layer.running_var = None
             layer.track_running_stats = False
-    if images is not None:
-        kept = {policy.name for policy in model.norms if policy.statistics in MOVING}
-        _take_statistics(plain, [m for n, m in plain.named_modules() if plain_name(n) in kept], images)
     return plain.requires_grad_(False)
 
 
-@torch.no_grad()
-def _take_statistics(plain: nn.Module, norms: Sequence[Any], images: Tensor | Iterable[Any]) -> None:
-    """Let norm layers take the average of the batches' statistics, each batch alike."""
-    paces, batches = [layer.momentum for layer in norms], 0
-    for layer in norms:
-        layer.reset_running_stats()
-        layer.train()
+def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the finite images; a lone one has no variance behind a pooled map, and is left out."""
+    none = True
     for batch in batches_of(images, 100 if isinstance(images, Tensor) else None):
-        batch = to_device(batch, plain)
+        batch = to_device(batch, model)
         batch = batch[finite_rows(batch)]
-        if len(batch) < 2:
-            continue  # a lone image has no variance behind a pooled map
-        batches += 1
-        for layer in norms:
-            # Each batch alike; not by momentum=None, which an instance norm takes for 0.
-            layer.momentum = 1 / batches
-        plain(batch)
-    if not batches:
+        if len(batch) > 1:
+            none = False
+            yield batch
+    if none:
         raise DataError(
             "images has no batch of two finite images or more; needed: images of the domain, from which norm "
             "statistics are taken. Give a tensor, a domain or batches of them."
         )
-    for layer, pace in zip(norms, paces, strict=True):
-        layer.momentum = pace
-        layer.eval()
 
 
 def _warn_of_noise(model: Perturbed) -> None:

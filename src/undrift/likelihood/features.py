@@ -12,9 +12,9 @@ from undrift._adapted import keeping_noise, noisy_statistics
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError
 from undrift._outputs import logits as logits_of
+from undrift._statistics import own_statistics
 from undrift._types import Batches
 from undrift.layers import evaluating
-from undrift.norm import MOVING
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.select import plain_name
@@ -99,7 +99,7 @@ def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, 
     under the others a ResNet-50 had 18 % of its answers right instead of 44 (benchmarks/noise_statistics.py).
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    own = own_statistics(model, batches) if noisy_statistics(model) else nullcontext()
+    own = own_statistics(model, (images for _, images in batches())) if noisy_statistics(model) else nullcontext()
     with evaluating(model), keeping_noise(model.key), own, model.mean(), watching(model.net, name) as seen:
         for indices, images in batches():
             logits = logits_of(model(to_device(images, model)))
@@ -108,25 +108,3 @@ def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, 
         raise DataError("the domain has no batch; a likelihood that looks at it needs at least one image. Check it.")
     indices, features, probs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return indices, features, probs
-
-
-@contextmanager
-def own_statistics(model: Perturbed, batches: Batches) -> Iterator[None]:
-    """Let kept norm statistics be those of the mean network on this domain, for the length of a `with` block."""
-    kept = [policy for policy in model.norms if policy.statistics in MOVING]
-    # References are enough: an average is a new tensor each time it moves.
-    before = [(policy, policy.statistics, policy.noisy, dict(policy.layer._buffers)) for policy in kept]
-    try:
-        for policy in kept:
-            policy.statistics = "domain"  # each batch alike, and nothing of what was there
-            count = policy.layer._buffers["num_batches_tracked"]
-            policy.layer._buffers["num_batches_tracked"] = None if count is None else torch.zeros_like(count)
-        with model.mean():
-            model.key.training = True
-            for _, images in batches():
-                model(to_device(images, model))
-        yield
-    finally:
-        for policy, statistics, noisy, buffers in before:
-            policy.statistics, policy.noisy = statistics, noisy
-            policy.layer._buffers.update(buffers)

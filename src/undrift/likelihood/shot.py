@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift._batches import to_device
 from undrift._errors import OptionError
+from undrift._statistics import show
 from undrift._types import Batches, Step
 from undrift.layers import evaluating
 from undrift.likelihood.features import look
@@ -154,7 +154,6 @@ def pseudo_labels(features: Tensor, probs: Tensor, rounds: int = 2, least_count:
     return labels
 
 
-@torch.no_grad()
 def move_statistics(model: Perturbed, batches: Batches) -> None:
     """Let moving norm statistics see the domain once, noisy as in a step; batch statistics need no such pass."""
     if model.options.norm_statistics == "source":
@@ -163,7 +162,5 @@ def move_statistics(model: Perturbed, batches: Batches) -> None:
             'Perturb with norm_statistics="moving", or leave statistics_first out.'
         )
     if model.options.norm_statistics in MOVING:
-        with evaluating(model), model.rest() if model.options.train_samples else model.mean():
-            model.key.training = True
-            for _, images in batches():
-                model(to_device(images, model))
+        with evaluating(model):
+            show(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)
