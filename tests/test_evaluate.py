@@ -88,7 +88,7 @@ def test_generalized_has_both_harmonic_means() -> None:
 
 
 def test_continual_scores_the_stream_and_what_it_forgot() -> None:
-    model = undrift.perturb(convnet(), test_samples=0)
+    model = undrift.perturb(convnet(), layers=(), test_samples=0)
     domains = {"noise": labelled(0), "fog": labelled(5, size=4)}
     clean = labelled(20)
     seen: list[Any] = []

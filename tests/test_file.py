@@ -16,6 +16,7 @@ from undrift.fingerprint import fingerprint
 from undrift.predict import predict
 
 
+@pytest.mark.filterwarnings("ignore:norm statistics were kept from passes with noise")
 @pytest.mark.parametrize(
     "options",
     [

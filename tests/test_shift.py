@@ -6,6 +6,7 @@ from torch import nn
 
 import undrift
 from undrift import shift
+from undrift.export import mean_network
 
 
 def small() -> nn.Module:
@@ -132,3 +133,69 @@ def test_images_that_are_not_finite_are_left_out():
         shift.a_distance(net, images, torch.cat([images[:7], spoilt[30:]]))
     with pytest.raises(undrift.DataError, match="has 0 images; needed: at least 8"):
         shift.a_distance(net, images, images * float("nan"))
+
+
+def noisy(net: nn.Module, images: torch.Tensor, **options: object) -> undrift.Perturbed:
+    """Return the network with statistics that noisy passes have moved."""
+    model = undrift.perturb(net, **{"init_fraction": 0.3, "norm_statistics": "domain", **options})
+    with torch.no_grad():
+        model(images)
+    return model
+
+
+def outputs_of(net: nn.Module, layer: nn.Module, *args: object) -> tuple[dict[str, float], list[torch.Tensor]]:
+    """Return the distances, and what the layer gave to each batch that was looked at for them."""
+    seen: list[torch.Tensor] = []
+    handle = layer.register_forward_hook(lambda _m, _a, output: seen.append(output.detach()))
+    try:
+        return shift.a_distance(net, *args), seen
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("estimator", ["local", "drawn"])
+def test_the_mean_network_is_looked_at_under_statistics_that_fit_it(estimator):
+    """They are those of the exported network that has seen the same images; kept ones are of noisy passes."""
+    net, one, other = small(), torch.rand(40, 3, 6, 6), 1.2 * torch.rand(60, 3, 6, 6)
+    with torch.no_grad():
+        other[3] = float("nan")
+    model = noisy(net, torch.rand(40, 3, 6, 6), estimator=estimator)
+    finite = torch.cat([other[:3], other[4:]])
+    plain = mean_network(model, [one, finite])
+    wanted, expected = outputs_of(plain, plain[5], one, finite)
+    before, step, known = {n: t.clone() for n, t in model.state_dict().items()}, model.key.step.clone(), model.norms[0]
+    distances, seen = outputs_of(model, net[5], one, other)
+    assert distances == wanted
+    assert len(seen) == 4  # once for the statistics
+    torch.testing.assert_close(seen[2:], expected)
+    with model.mean(), torch.no_grad():
+        assert not torch.allclose(model.eval()(one), expected[0], rtol=0.01)  # the kept ones would be others
+    model.key.step.copy_(step)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert (known.statistics, known.noisy) == ("domain", True)
+    # Batches that come once are seen twice all the same, and nothing is left of the first time.
+    assert shift.a_distance(model, iter([one]), (batch for batch in [other])) == wanted
+    assert torch.equal(model.key.step, step)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"init_fraction": 0.0}, {"layers": ()}, {"norm_statistics": "source"}, {"norm_statistics": "batch"}],
+)
+def test_statistics_that_fit_are_those_that_were_kept(options):
+    net, one, other = small(), torch.rand(20, 3, 6, 6), 1.2 * torch.rand(20, 3, 6, 6)
+    model = noisy(net, torch.rand(40, 3, 6, 6), **options)
+    _, seen = outputs_of(model, net[5], one, other)
+    with model.mean(), torch.no_grad():
+        torch.testing.assert_close(seen, [model.eval()(one), model(other)])
+    with model.off():
+        _, seen = outputs_of(model, net[5], one, other)
+        torch.testing.assert_close(seen, [net.eval()(one).detach(), net(other).detach()])
+
+
+def test_noise_does_not_tell_a_domain_from_itself():
+    """One Δw a batch would: under a draw for each half of one domain, the halves lie apart."""
+    images = torch.rand(120, 3, 6, 6)
+    model = noisy(small(), images, estimator="drawn")
+    found = shift.a_distance(model, images[:60], images[60:])
+    assert all(0 <= d < 0.6 for d in found.values())

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from undrift._adapted import beside_a_step
 from undrift.perturb import Perturbed
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -38,18 +39,18 @@ class Step:
     climbed: bool = False
 
     def mean_logits(self, images: Tensor | None = None) -> Tensor:
-        """Return the mean network's logits for the batch, or other images, with gradients; statistics rest."""
-        with self.model.mean():
+        """Return the mean network's logits for the batch, or other images, with gradients; no statistics move.
+
+        Norm layers do as in a step: with "batch" and "train" these images are normalised by their own statistics. With
+        "moving" and "domain" they are by the kept ones; a mean network does not fit those of noisy draws.
+        """
+        with beside_a_step(self.model, noisy=False):
             return self.forward(self.images if images is None else images)
 
     def drawn_logits(self, images: Tensor | None = None) -> Tensor:
-        """Return the logits of a fresh draw for the batch, or other images, with gradients; statistics rest."""
-        with self.model.rest():
-            noisy, self.model.key.noisy = self.model.key.noisy, True
-            try:
-                return self.forward(self.images if images is None else images)
-            finally:
-                self.model.key.noisy = noisy
+        """Return the logits of a fresh draw for the batch, or other images, with gradients; no statistics move."""
+        with beside_a_step(self.model, noisy=True):
+            return self.forward(self.images if images is None else images)
 
 
 @runtime_checkable

@@ -13,12 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import keeping_noise, noisy_statistics
+from undrift._adapted import keeping_noise
 from undrift._atomic import check, write_bytes
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift._packing import written_by
-from undrift._statistics import own_statistics
+from undrift._statistics import noise_kept, own_statistics
 from undrift.file import domain_state
 from undrift.layers import evaluating
 from undrift.norm import Norm
@@ -31,7 +31,6 @@ from undrift.zoo._gsfda import attached_masks
 
 Format = Literal["state_dict", "torch.export"]
 FORMATS = ("state_dict", "torch.export")
-INERT = 0.02  # σ over a kernel's standard deviation that changes no statistics to speak of; as released it is 0.001
 
 
 def export(
@@ -69,7 +68,7 @@ def export(
             f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."
         )
     check(path)
-    if images is None and not model._removed:
+    if images is None:
         _warn_of_noise(model)
     plain = mean_network(model, images)
     return write_bytes(path, _state_dict(model, plain) if format == "state_dict" else _program(model, plain, example))
@@ -125,10 +124,9 @@ def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator
 
 
 def _warn_of_noise(model: Perturbed) -> None:
-    sizes = [float(noise.relative_std().mean()) for noise in model.noises()]
-    if sizes and max(sizes) > INERT and noisy_statistics(model):
+    if size := noise_kept(model):
         warnings.warn(
-            f"norm statistics were kept from passes with noise (σ up to {max(sizes):.2f} of a kernel's standard "
+            f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard "
             "deviation), and the exported network has none; needed: statistics of its own, without which a deep "
             "network may lose half of its accuracy. Give images of the domain: export(model, path, images=…).",
             UndriftWarning,

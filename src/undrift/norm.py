@@ -58,12 +58,13 @@ class Norm(Swapped):
             return
         self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
-        moves = self.statistics in MOVING and self.key.mode()[1]
+        # A domain's average has a pace of its own; at a pace of 0 there is nothing to compute.
+        moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
         if self.statistics == "batch":
             self._refuse_single(x)
         # One value a channel has no variance: "train" then takes the kept statistics.
         batch = self.statistics == "batch" or (self.statistics == "train" and moves and x.numel() > x.shape[1])
-        if moves:
+        if moves and pace:
             self._move(layer, x)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages.
@@ -95,6 +96,10 @@ class Norm(Swapped):
             assert now is not None, "kept statistics are there"
             self.noisy = source is None or not torch.equal(now, source.to(now))
         return self.noisy
+
+    def _pace(self) -> tuple[bool, float]:
+        """Return whether statistics move, and how fast, as it is when this part of the network first runs."""
+        return self.key.training, 1.0 if self.statistics == "domain" else self.momentum
 
     def _refuse_single(self, x: Tensor) -> None:
         if x.numel() // x.shape[1] == 1:

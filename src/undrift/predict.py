@@ -14,6 +14,7 @@ from undrift._draws import draw, limit_of
 from undrift._errors import DataError, OptionError, OutputError
 from undrift._few import THIRD, Few, answer, evenly, log_probs
 from undrift._outputs import logits as logits_of
+from undrift._statistics import warn_of_mean
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
@@ -53,7 +54,8 @@ def predict(
     Args:
         model: a perturbed network, or any other, which gives one deterministic answer.
         images: a tensor, an `undrift.data` domain, or an iterable of batches (a loader; labels are not looked at).
-        samples: draws to average, or to stand for; 0 is the mean network. Default: the option `test_samples`.
+        samples: draws to average, or to stand for; 0 is the mean network, which does not fit norm statistics that noisy
+            steps moved (a warning says so, once a model). Default: the option `test_samples`.
         generator: a generator or a seed makes the noise reproducible, and leaves the network's own noise where it was.
         temperature: T; see `undrift.temperature`.
         batch_size: how many images of a tensor to look at at once.
@@ -73,6 +75,8 @@ def predict(
         raise OptionError(f"temperature={temperature!r} is not a number above 0. 1 leaves the logits as they are.")
     if mode not in get_args(Mode):
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
+    if samples == 0 and isinstance(model, Perturbed):
+        warn_of_mean(model)
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
         if isinstance(model, Perturbed) and generator is not None:

@@ -15,6 +15,7 @@ from undrift._errors import DataError, OptionError
 from undrift._guard import Guard
 from undrift._online import Online
 from undrift._progress import Bar
+from undrift._statistics import warn_of_mean
 from undrift._stream_report import StreamReport
 from undrift._types import Deploying, Keeper, Watching
 from undrift.layers import evaluating
@@ -261,6 +262,8 @@ class Stream(Iterator[Prediction]):
                     prediction = Prediction.of(*before, sound)
                 else:
                     draws = self.model.options.test_samples if self.answer == "samples" else 1
+                    if draws == 0:
+                        warn_of_mean(self.model)
                     prediction = average_sound(self.model, kept, sound, draws)
             self._numbers, self._answered = self.online.latest, prediction
         if sound is not None:

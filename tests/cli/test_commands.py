@@ -63,6 +63,7 @@ def test_adapt_then_inspect_predict_evaluate_export(run: Run, work: Path) -> Non
     assert not same(load_file("own.safetensors"), load_file("net.safetensors"))
     found = run("predict", "target", "--model", MODEL[1], "--weights", "net.safetensors", "--json")
     mean = run("predict", "target", *MODEL, "--domain", "b.safetensors", "--samples", "0", "--json")
+    assert any("kept from passes with noise" in text for text in mean.json["warnings"])
     assert found.json["answers"] == mean.json["answers"]  # the exported file knows its classes and preprocessing too
     assert load_file("net.safetensors").keys() == load_file("source.safetensors").keys()
     assert leftovers(work) == []

@@ -17,8 +17,9 @@ class Consistency:
         base + weight · mean_i −½ Σ_c (p_ic log q_ic + q_ic log p_ic)
 
     The draw stands where others put an augmented view. Measured online it is the first likelihood in which the noise
-    pays; it needs a σ that is not inert. The mean network sees the batch in a second forward pass, after moving
-    statistics have moved.
+    pays; it needs a σ that is not inert. The mean network sees the batch in a second forward pass, and normalises
+    it by its own statistics of it. With norm_statistics="moving" or "domain" it takes the kept ones, which are those of
+    draws, and does not fit them.
 
     Args:
         weight: factor before the consistency.

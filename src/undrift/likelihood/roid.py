@@ -156,8 +156,9 @@ def corrected_prior(logits: Tensor) -> Tensor:
 
 
 def _of_the_batch(policy: Norm) -> bool:
-    """Return whether a norm layer takes the statistics of what it is given; one that never kept any always does."""
-    return policy.statistics == "batch" or (policy.statistics is None and isinstance(policy.layer, _BatchNorm))
+    """Return whether in a step a norm layer takes the statistics of what it is given, as one that keeps none must."""
+    keeps_none = policy.statistics is None and isinstance(policy.layer, _BatchNorm)
+    return keeps_none or policy.statistics in ("batch", "train")
 
 
 def _scaled(values: Tensor) -> Tensor:
