@@ -3,13 +3,22 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from undrift._adapted import fill_likelihood, filled_in, likelihood_state, moving_by, restore, snapshot
+from undrift._adapted import (
+    beside_a_step,
+    fill_likelihood,
+    filled_in,
+    likelihood_state,
+    moving_by,
+    restore,
+    snapshot,
+)
 from undrift._errors import PerturbationMismatch
 from undrift._guard import Guard
 from undrift._resume import shown
@@ -125,14 +134,16 @@ class Online:
         probs = mean_entropy = loss = torch.zeros((), device=images.device)
         kl = loss.detach()
         asked = False
-        for _ in range(max(1, draws)):
+        for draw in range(max(1, draws)):
             with torch.set_grad_enabled(bool(self._learnables)):
-                noisy, model.key.noisy = model.key.noisy, model.key.noisy and draws > 0
-                try:
-                    logits = forward(model, images)
-                finally:
-                    model.key.noisy = noisy
-                model.key.training = False  # statistics move once a batch, however many draws there are
+                # Statistics move once a batch, however many draws there are; all are normalised alike.
+                with beside_a_step(model, model.key.noisy) if draw or second else nullcontext():
+                    noisy, model.key.noisy = model.key.noisy, model.key.noisy and draws > 0
+                    try:
+                        logits = forward(model, images)
+                    finally:
+                        model.key.noisy = noisy
+                model.key.training = False
                 part = self.likelihood(logits, step)
                 if part is not None:
                     asked, part = True, one_number(part) / max(1, draws)

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import filled_in
+from undrift._adapted import beside_a_step, filled_in
 from undrift._outputs import logits
 from undrift._random import Randomness
 from undrift._types import Following, Keeper, Likelihood, Step
@@ -60,8 +60,8 @@ class Stepper:
         asked = False
         with torch.set_grad_enabled(bool(self._learnables)):
             for draw in range(max(1, draws)):
-                # Each batch moves the norm statistics once, however many draws look at it.
-                with self.model.rest() if draw else nullcontext():
+                # Each batch moves the norm statistics once, however many draws look at it; all are normalised alike.
+                with beside_a_step(self.model, self.model.key.noisy) if draw else nullcontext():
                     output = self._forward(images, noisy=draws > 0)
                     loss = self.likelihood(output, step)
                 if loss is None:
