@@ -1,4 +1,4 @@
-"""The analyses: what each part varies, what is taken over instead of run again, and what the pictures say."""
+"""The analyses: what each part varies, and what is taken over instead of run again."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,6 @@ import undrift
 from undrift._errors import OptionError
 from undrift.bench import Request, Store, run
 from undrift.bench.analysis import Analysis
-from undrift.bench.analysis_figures import correlations, finding, spearman
 from undrift.bench.analysis_parts import BETAS, DRAWS_IN_TEST, SCALES, STAGES, parts
 from undrift.bench.analysis_run import same_run
 from undrift.bench.cell import Row
@@ -144,22 +143,3 @@ def test_nothing_run_is_said():
     text = Analysis().markdown(Store(Path("nowhere")), Request())
     assert text.count("not run") > 60
     assert Analysis().figures(Store(Path("nowhere")), Request()) == {}
-
-
-def test_rank_correlation():
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
-    assert spearman([1, 1, 2], [3, 3, 9]) == pytest.approx(1)
-    record = {
-        "sigma": {
-            "a": {"l1": 1.0, "relative": 0.1, "start_relative": 0.1},
-            "b": {"l1": 2.0, "relative": 0.3, "start_relative": 0.1},
-            "c": {"l1": 3.0, "relative": 0.2, "start_relative": 0.1},
-        },
-        "a_distance": {"a": 0.5, "b": 2.0, "c": 1.0},
-    }
-    assert correlations(record) == pytest.approx((0.5, 1.0, 1.0))
-
-
-def test_a_picture_says_which_value_is_best_or_that_none_is():
-    panels = {"PACS": {"SHOT": {"0.1": 40.0, "2.0": 60.0}}, "CIFAR-10-C": {"": {"a\n5 learnables": 70.2, "b": 70.0}}}
-    assert finding(panels) == "PACS: best SHOT 2.0 (60.0 %), worst SHOT 0.1 (40.0 %)\nCIFAR-10-C: all within 0.2 points"

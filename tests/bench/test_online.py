@@ -84,6 +84,15 @@ def test_every_setting_runs_in_half_precision(tmp_path: Path) -> None:
     assert "batch-16" in outcome.text
 
 
+def test_one_size_of_a_batch_is_no_curve(tmp_path: Path) -> None:
+    drawn = {}
+    for sizes in (("batch-4",), ("batch-4", "batch-16")):
+        request = tiny(tmp_path, "source", settings=sizes)
+        run(bench(), request, lambda _: None, quiet=True)
+        drawn[len(sizes)] = list(bench().figures(Store(tmp_path / "online-c10"), request))
+    assert drawn == {1: [], 2: ["-tiny-batch"]}
+
+
 def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
     kept = record(tmp_path, "tent", settings=("continual",))
     reset = record(tmp_path, "tent", settings=("episodic",))

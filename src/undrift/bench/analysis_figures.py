@@ -1,134 +1,134 @@
-"""Pictures of the analyses: lines over values, a bar a trial, and σ per layer against A-distance."""
+"""Pictures of the analyses: accuracy beside NLL, as lines over values or a dot a trial; a row of panels a data set."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from undrift.bench.store import Record
-from undrift.plots import BLUE, COLOURS, GREY, MOST_NAMES, _figure, _save
+from undrift.bench.analysis_scores import MEASURES, Curves, Measure, at_least, finding, joined, spaced, window
+from undrift.plots import BLUE, COLOURS, _figure, _save
 
-ALIKE = 1.0  # points of accuracy: with one seed, less is no difference
+Panels = Mapping[str, Curves]
+"""By data set."""
 
-Panels = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By data set, curve and value: accuracy in per cent."""
+WIDTH = 10.0  # inches
+LETTERS = int(WIDTH * 72 / (0.6 * 10))  # in a line of ten-point text: a letter is about 0.6 of that wide
+SHAPES = "osD^vP"
+STRIP = 0.075  # of a panel's height: a line of text
+PALE, DARK = "#EEEEEE", "#555555"
 
 
 def lines(path: Path, title: str, axis: str, panels: Panels) -> int:
-    """Draw one panel a data set, one line a curve over evenly spaced values; return the file's size."""
-    figure = _figure(path, 1.5 + 4.5 * len(panels), 4.2)
-    for axes, (name, curves) in zip(_side_by_side(figure, len(panels)), panels.items(), strict=True):
-        values = sorted({value for points in curves.values() for value in points}, key=float)
-        for number, (curve, points) in enumerate(curves.items()):
-            where = [values.index(value) for value in sorted(points, key=float)]
-            heights = [points[values[place]] for place in where]
-            axes.plot(where, heights, marker="o", color=COLOURS[number % len(COLOURS)], label=curve)
-        axes.set_xticks(range(len(values)), values)
-        axes.set(xlabel=axis, ylabel="accuracy %")
-        axes.set_title(name, fontsize=10)
-        axes.legend(frameon=False, fontsize=8)
-    figure.suptitle(f"{title}\n{finding(panels)}", fontsize=11, fontweight="bold")
+    """Draw one line a curve, over values on a logarithmic axis where they span it; return the file's size."""
+    figure, rows = _rows(path, title, panels, [4.2] * len(panels))
+    for row, curves in zip(rows, panels.values(), strict=True):
+        places = spaced({value for points in curves.values() for value in points})
+        for axes, measure in zip(row.subplots(1, 2), MEASURES, strict=True):
+            cut = _draw_curves(axes, curves, places, measure)
+            axes.set_xticks(list(places.values()), list(places))
+            axes.set(xlabel=f"{axis}\nshaded: beyond this axis" if cut else axis, ylabel=measure.label)
+        columns = len(curves) if sum(len(curve) + 8 for curve in curves) <= LETTERS else 2
+        names = axes.get_legend_handles_labels()
+        row.legend(*names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return _save(figure, path)
 
 
-def bars(path: Path, title: str, axis: str, panels: Panels) -> int:
-    """Draw one panel a data set, one bar a trial; return the file's size."""
-    most = max(len(points) for curves in panels.values() for points in curves.values())
-    figure = _figure(path, 1.5 + 4.5 * len(panels), 1.8 + 0.36 * most)
-    for axes, (name, curves) in zip(_side_by_side(figure, len(panels)), panels.items(), strict=True):
-        points = {value: height for curve in curves.values() for value, height in curve.items()}
-        axes.barh(range(len(points)), list(points.values()), 0.7, color=BLUE)
-        for place, height in enumerate(points.values()):
-            axes.annotate(f"{height:.1f}", (0, place), (3, 0), textcoords="offset points", va="center", color="white")
-        axes.set_yticks(range(len(points)), list(points))
-        axes.set_ylim(len(points) - 0.4, -0.6)
-        axes.set(xlabel="accuracy %", ylabel=axis)
-        axes.set_title(name, fontsize=10)
-    figure.suptitle(f"{title}\n{finding(panels)}", fontsize=11, fontweight="bold")
+def dots(path: Path, title: str, panels: Panels) -> int:
+    """Draw one dot a trial, on a stem from the first trial's; return the file's size."""
+    trials = [
+        {name: score for points in curves.values() for name, score in points.items()} for curves in panels.values()
+    ]
+    figure, rows = _rows(path, title, panels, [1.5 + 0.36 * len(scores) for scores in trials])
+    for row, scores in zip(rows, trials, strict=True):
+        left, right = row.subplots(1, 2, sharey=True)
+        for axes, measure in zip((left, right), MEASURES, strict=True):
+            _draw_dots(axes, {name: score[measure.place] for name, score in scores.items()}, measure)
+        left.set_yticks(range(len(scores)), list(scores))
+        left.set_ylim(len(scores) - 0.4, -0.6)
+        right.tick_params(axis="y", length=0)
     return _save(figure, path, grid="x")
 
 
-def sigma(path: Path, by_task: Mapping[str, Record]) -> int:
-    """Draw Σσ, σ over its kernel's deviation, and A-distance, layer by layer, a line a task; return the file's size."""
-    figure = _figure(path, 9.5, 9)
-    upper, middle, lower = figure.subplots(3, 1, sharex=True)
-    first = next(iter(by_task.values()))
-    layers = list(first["sigma"])
-    places = range(len(layers))
-    for axes, name in ((upper, "start_l1"), (middle, "start_relative")):
-        axes.plot(places, _column(first, name), "--", color=GREY, zorder=3, label="before the first step")
-    for number, (task, record) in enumerate(by_task.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        upper.plot(places, _column(record, "l1"), color=colour, label=task)
-        middle.plot(places, _column(record, "relative"), color=colour, label=task)
-        lower.plot(places, [record["a_distance"][layer] for layer in layers], color=colour, label=task)
-    upper.set_ylabel("Σσ (ℓ1, as in the paper)")
-    middle.set_ylabel("σ / standard deviation\nof its kernel (mean)")
-    lower.set_ylabel("A-distance of the\nsource network")
-    lower.set_ylim(0, 2.05)
-    step = -(-len(layers) // MOST_NAMES)
-    lower.set_xticks(places[::step], layers[::step], rotation=90, fontsize=6)
-    for axes in (upper, middle, lower):
-        axes.legend(frameon=False, fontsize=8)
-    moved = "\n".join(
-        f"{task}: rank correlation of A-distance with Σσ {l1:+.2f}, with the change of σ {change:+.2f}"
-        for task, record in by_task.items()
-        for l1, _, change in (correlations(record),)
-    )
-    figure.suptitle(f"Does σ grow where the domains differ?\n{moved}", fontsize=10, fontweight="bold")
-    return _save(figure, path)
+def _rows(path: Path, title: str, panels: Panels, heights: Sequence[float]) -> tuple[Any, Sequence[Any]]:
+    """Return a figure, and the part of it for each data set under what was found there."""
+    figure = _figure(path, WIDTH, 0.4 + sum(heights))
+    figure.get_layout_engine().set(wspace=0.06)
+    figure.suptitle(f"{title} (one seed)", fontsize=12, fontweight="bold")
+    rows = figure.subfigures(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for row, (name, curves) in zip(rows, panels.items(), strict=True):
+        said = finding(name, curves)
+        found = [said] if len(said) <= LETTERS else said.split("; ")
+        row.suptitle("\n".join(textwrap.fill(part, LETTERS) for part in found), fontsize=10)
+    return figure, rows
 
 
-def finding(panels: Panels) -> str:
-    """Return, for each data set, the best and the worst value, or that they are alike."""
-    words = []
-    for name, curves in panels.items():
-        points = {
-            " ".join(filter(None, (curve, value.partition("\n")[0]))): height
-            for curve, found in curves.items()
-            for value, height in found.items()
-        }
-        best, worst = (pick(points, key=lambda point: points[point]) for pick in (max, min))
-        if points[best] - points[worst] < ALIKE:
-            words.append(f"{name}: all within {points[best] - points[worst]:.1f} points")
-            continue
-        words.append(f"{name}: best {best} ({points[best]:.1f} %), worst {worst} ({points[worst]:.1f} %)")
-    return "\n".join(words)
+def _draw_curves(axes: Any, curves: Curves, places: Mapping[str, float], measure: Measure) -> bool:
+    """Draw one score of each curve; return whether some of it is beyond the axis."""
+    low, high = window([score[measure.place] for points in curves.values() for score in points.values()], measure)
+    off: dict[float, list[tuple[float, str, str]]] = {}
+    for number, (curve, points) in enumerate(curves.items()):
+        colour, shape = COLOURS[number % len(COLOURS)], SHAPES[number % len(SHAPES)]
+        # Later ones are smaller: where curves lie on one another, those below are seen around those above.
+        above = len(curves) - 1 - number
+        size = {"markersize": 5 + 2.5 * above, "linewidth": 1.3 + 1.1 * above}
+        face = "white" if above else colour
+        for label, part in zip((curve, None), joined(points), strict=False):
+            heights = [points[value][measure.place] for value in part]
+            where = [places[value] for value in part]
+            axes.plot(where, heights, color=colour, label=label, marker=shape, markerfacecolor=face, **size)
+        for value, score in points.items():
+            if not low <= score[measure.place] <= high:
+                off.setdefault(places[value], []).append((score[measure.place], colour, shape))
+    axes.margins(x=0.18 if off else 0.06)  # for the numbers beyond the axis
+    _limit(axes, low, high, off, measure)
+    return bool(off)
 
 
-def correlations(record: Record) -> tuple[float, float, float]:
-    """Return Spearman's rank correlation, over layers, of A-distance with Σσ, with σ/std, and with how far σ moved."""
-    distances = [record["a_distance"][layer] for layer in record["sigma"]]
-    l1, relative, start = (_column(record, name) for name in ("l1", "relative", "start_relative"))
-    change = [after / before if before else 0.0 for before, after in zip(start, relative, strict=True)]
-    return spearman(distances, l1), spearman(distances, relative), spearman(distances, change)
+def _limit(
+    axes: Any, low: float, high: float, off: Mapping[float, Sequence[tuple[float, str, str]]], measure: Measure
+) -> None:
+    """Limit the axis, with a strip at its worse end where the numbers beyond it are written."""
+    room = 0.07 * (high - low)
+    low, high = low - room, high + room
+    axes.set_ylim(low, high)
+    if not off:
+        return
+    tall = STRIP * max(len(numbers) for numbers in off.values())  # of the panel
+    deep = (high - low) * tall / (1 - tall)
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]  # none in the strip, which has no scale
+    axes.set_yticks(ticks)
+    edge, end, arrow = (low, low - deep, "↓") if measure.sign > 0 else (high, high + deep, "↑")
+    axes.set_ylim(min(low, end), max(high, end))
+    axes.axhspan(edge, end, color=PALE, linewidth=0, zorder=2.5)
+    for place, numbers in off.items():
+        for level, (number, colour, shape) in enumerate(sorted(numbers)[:: measure.sign]):
+            height = end + (level + 0.5) * (edge - end) * STRIP / tall
+            axes.plot(place, height, shape, color=colour, markersize=5, zorder=3)
+            text = f"{arrow} {number:.{measure.digits - 1}f}"
+            axes.annotate(text, (place, height), (6, 0), textcoords="offset points", va="center", fontsize=9, zorder=3)
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the correlation of the ranks, equal values sharing theirs; 0 where one of the two never changes.
-
-    Examples:
-        >>> spearman([1, 2, 3], [10, 100, 1000]), spearman([1, 2, 3], [5, 5, 5])
-        (1.0, 0.0)
-    """
-    first, second = _ranks(one), _ranks(other)
-    centre = (len(first) - 1) / 2
-    products = [sum((a - centre) * (b - centre) for a, b in zip(x, y, strict=True)) for x, y in _pairs(first, second)]
-    both, mine, theirs = products
-    return both / (mine * theirs) ** 0.5 if mine > 0 and theirs > 0 else 0.0
-
-
-def _pairs(first: list[float], second: list[float]) -> list[tuple[list[float], list[float]]]:
-    return [(first, second), (first, first), (second, second)]
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
-
-
-def _column(record: Record, name: str) -> list[float]:
-    return [row[name] for row in record["sigma"].values()]
-
-
-def _side_by_side(figure: Any, count: int) -> list[Any]:
-    return list(figure.subplots(1, count, squeeze=False)[0])
+def _draw_dots(axes: Any, numbers: Mapping[str, float], measure: Measure) -> None:
+    first, start = next(iter(numbers.items()))
+    low, high = min(numbers.values()), max(numbers.values())
+    best = measure.best(numbers.values()) if high - low >= measure.alike else None
+    low, high = at_least(low, high, measure)
+    room = 0.25 * (high - low)  # for the numbers
+    axes.set_xlim(low - room, high + room)
+    axes.axvspan(start - measure.alike, start + measure.alike, color=PALE, zorder=0)
+    axes.axvline(start, color=DARK, linestyle="--", linewidth=1)
+    for place, number in enumerate(numbers.values()):
+        axes.plot((start, number), (place, place), color=BLUE, linewidth=2)
+        axes.plot(number, place, "o", color=BLUE, markersize=8)
+        left = number < start
+        axes.annotate(
+            f"{number:.{measure.digits}f}",
+            *((number, place), (-8 if left else 8, 0)),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="center",
+            fontweight="bold" if number == best else "normal",
+        )
+    name = first.splitlines()[0]
+    within = f"{measure.alike:g}{' point' if measure.unit else ''}"
+    axes.set_xlabel(f"{measure.label}\nshaded: within {within} of “{name}”")

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from undrift.bench import analysis_figures as draw
+from undrift.bench import analysis_figures, analysis_sigma
 from undrift.bench.analysis_parts import DRAWS_IN_TEST, Part, Where
 from undrift.bench.analysis_run import Planned
+from undrift.bench.analysis_scores import Score
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
 from undrift.bench.table import FAILED, NOT_RUN, footnotes
@@ -14,8 +15,8 @@ from undrift.bench.table import markdown as table
 
 TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
 HEADER = ("on", "curve", "value", "accuracy %", "NLL", "ECE %", "source after %", "learnables", "ms a batch")
-Points = dict[str, dict[str, float]]
-"""By curve and value: accuracy in per cent."""
+Points = dict[str, dict[str, Score]]
+"""By curve and value."""
 
 
 def markdown(planned: Sequence[Planned], store: Store) -> str:
@@ -44,12 +45,14 @@ def figures(planned: Sequence[Planned], store: Store) -> dict[str, Callable[[Pat
         if part.kind == "sigma":
             found = {p.trial.value: record for p in mine if (record := store.finished(p.cell))}
             if found:
-                drawn["-sigma"] = partial(draw.sigma, by_task=found)
+                drawn["-sigma"] = partial(analysis_sigma.sigma, by_task=found)
             continue
         panels = {TITLES[where]: points for where in TITLES if (points := _points(part, where, planned, store))}
-        if panels:
-            chart = draw.lines if part.kind == "lines" else draw.bars
-            drawn[f"-{part.name}"] = partial(chart, title=part.title, axis=part.axis, panels=panels)
+        if panels and part.kind == "lines":
+            axis = f"{part.axis} (0: the mean network)" if part.name == "samples" else part.axis
+            drawn[f"-{part.name}"] = partial(analysis_figures.lines, title=part.title, axis=axis, panels=panels)
+        elif panels:
+            drawn[f"-{part.name}"] = partial(analysis_figures.dots, title=part.title, panels=panels)
     return drawn
 
 
@@ -103,11 +106,15 @@ def _points(part: Part, where: Where, planned: Sequence[Planned], store: Store) 
             name = p.trial.value
             if part.name == "sharing":
                 name += f"\n{record['learnables']:,} learnables"
-            found.setdefault(p.trial.curve, {})[name] = 100 * record["accuracy"]
+            found.setdefault(p.trial.curve, {})[name] = _score(record)
     looked = _looked_into(planned, store) if part.name == "samples" and where == "pacs" else None
     if looked is not None:
-        found["in test"] = {n: 100 * scores["accuracy"] for n, scores in looked["by_samples"].items()}
+        found["in test"] = {n: _score(scores) for n, scores in looked["by_samples"].items()}
     return found
+
+
+def _score(record: Record) -> Score:
+    return Score(100 * record["accuracy"], record["nll"])
 
 
 def _layers(planned: Planned, store: Store) -> str:
@@ -119,5 +126,5 @@ def _layers(planned: Planned, store: Store) -> str:
         rows.append([layer, f"{row['variances']:,}", *(f"{number:.4g}" for number in numbers)])
     header = ("layer", "variances", "Σσ at the start", "Σσ", "σ/std at the start", "σ/std", "A-distance")
     return f"{planned.trial.value}, rank correlation of A-distance with Σσ, σ/std and the change of σ: " + (
-        ", ".join(f"{value:+.2f}" for value in draw.correlations(record)) + "\n\n" + table(header, rows)
+        ", ".join(f"{value:+.2f}" for value in analysis_sigma.correlations(record)) + "\n\n" + table(header, rows)
     )
