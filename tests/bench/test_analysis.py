@@ -102,7 +102,7 @@ def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
     assert "taken_from" not in weight
     assert weight["learnables"] > kernel["learnables"]
     text = outcome.text
-    assert "| PACS | in test | 50 |" in text
+    assert "| PACS photo-sketch | in test | 50 |" in text
     assert "| CIFAR-10-C | in test | 50 | not run |" in text
     assert {path.name for path in outcome.wrote} >= {
         "analysis-sigma.png",
@@ -129,7 +129,7 @@ def test_what_offline_has_run_is_not_run_again(tmp_path):
 def test_streams_run_on_corruptions(tmp_path):
     bench, request = Analysis(), tiny(tmp_path, settings=("cifar100-c",), only=("schemes",))
     outcome = run(bench, request, quiet, quiet=True)
-    assert (outcome.ran, outcome.failed) == (5, 0)
+    assert (outcome.ran, outcome.failed) == (6, 0)
     records = json.loads((tmp_path / "analysis.json").read_text())["cells"]
     vmp = next(r for r in records if r["row"] == "perturbation-vmp")
     assert vmp["settings"]["stream_lr"] == 7e-5

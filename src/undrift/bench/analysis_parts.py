@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from undrift.bench.cell import Row
+from undrift.bench.offline_rows import NO_NOISE
 from undrift.bench.rows import VMP_RATES, variant
 
 Where = Literal["pacs", "cifar10-c", "cifar100-c"]
@@ -42,8 +43,8 @@ class Trial:
 
     Attributes:
         where: the data it runs on.
-        curve: the line of the figure it is a point of; "" in a bar chart.
-        value: where on that line; the bar's name in a bar chart.
+        curve: the line of the figure it is a point of; "" in a dot chart.
+        value: where on that line; the dot's name in a dot chart.
         row: the method and what is changed of it.
         task: of PACS, where it is not the one that was asked for.
         look: whether σ, A-distances and the number of draws in test are looked into as well.
@@ -62,7 +63,7 @@ class Part:
     """One analysis.
 
     Attributes:
-        kind: lines over values, a bar a trial, or σ's own figure.
+        kind: lines over values, a dot a trial, or σ's own figure.
         title: what it asks.
         axis: what the values are.
     """
@@ -136,7 +137,10 @@ def _sharing() -> Part:
     for where in places:
         trials.append(_vmp(where, "", "one σ a kernel"))
         trials.append(_vmp(where, "", "one σ a weight", 5.0, conv_sharing="weight"))
-    note = "Linear layers have one σ a weight in both, as in the paper."
+    note = (
+        "Linear layers have one σ a weight in both, as in the paper, which counts 0.6 million instead of 24.03 "
+        "(ResNet-50) and 30 thousand instead of 36.47 million (WRN-28-10)."
+    )
     return Part("sharing", "bars", "What does sharing σ within a kernel cost?", "σ", tuple(trials), note)
 
 
@@ -147,6 +151,7 @@ def _layers(tiny: bool) -> Part:
         trials += [_vmp(where, "", f"without {stage}", exclude=(stage,)) for stage in stages]
         trials.append(_vmp(where, "", "the first layer alone", first=1))
         trials.append(_vmp(where, "", "the last layer alone", last=1))
+        trials.append(_vmp(where, "", "no layer (σ = 0)", 1.0, **NO_NOISE))
     note = "Norm layers adapt everywhere in all of them: only the noise is left out."
     return Part("layers", "bars", "Which layers need the noise?", "layers with noise", tuple(trials), note)
 
@@ -169,6 +174,8 @@ def _schemes() -> Part:
     for name, (method, cost) in online.items():
         trials.append(Trial("cifar100-c", "", name, Row(slug(name), variant(method, "cifar100"), {}, "B", cost=cost)))
     trials.append(_vmp("cifar100-c", "", "perturbation (VMP)"))
+    # A control: VMP has other learning rates than the rest, too.
+    trials += [_vmp(where, "", "norm affine, VMP's rates", 1.0, **NO_NOISE) for where in ("pacs", "cifar100-c")]
     note = "On PACS all ask what SHOT asks, on CIFAR-100-C what Tent asks; each with its authors' learning rates."
     return Part("schemes", "bars", "What should change: norm layers, weights, or noise?", "scheme", tuple(trials), note)
 

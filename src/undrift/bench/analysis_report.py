@@ -10,11 +10,14 @@ from undrift.bench.analysis_run import Planned
 from undrift.bench.analysis_scores import Score
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, footnotes
+from undrift.bench.table import FAILED, NOT_RUN, footnotes, size
 from undrift.bench.table import markdown as table
 
 TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
-HEADER = ("on", "curve", "value", "accuracy %", "NLL", "ECE %", "source after %", "learnables", "ms a batch")
+HEADER = (
+    *("on", "curve", "value", "accuracy %", "NLL", "ECE %", "source after %"),
+    *("learnables", "file", "ms a batch", "peak MiB"),
+)
 Points = dict[str, dict[str, Score]]
 """By curve and value."""
 
@@ -75,25 +78,26 @@ def _scores(record: Record) -> list[str]:
 
 
 def _costs(record: Record) -> list[str]:
-    time = record["milliseconds"]
-    return [f"{record['learnables']:,}", "–" if time is None else f"{time:.1f}"]
+    time, peak = record["milliseconds"], record["peak_mib"]
+    costs = ["–" if time is None else f"{time:.1f}", "–" if peak is None else f"{peak:,.0f}"]
+    return [f"{record['learnables']:,}", size([record["file_bytes"]]), *costs]
 
 
-def _looked_into(planned: Sequence[Planned], store: Store) -> Record | None:
-    """Return the record that has the scores by draws in test: part sigma's on the first task."""
-    cells = [p.cell for p in planned if p.part.name == "sigma"]
-    return store.finished(cells[0]) if cells else None
+def _looked_into(planned: Sequence[Planned], store: Store) -> tuple[str, Record | None]:
+    """Return the record that has the scores by draws in test, part sigma's on its first task, and that task."""
+    first = next((p for p in planned if p.part.name == "sigma"), None)
+    return ("", None) if first is None else (first.trial.task, store.finished(first.cell))
 
 
 def _draws(part: Part, planned: Sequence[Planned], store: Store) -> list[list[str]]:
     """Return the lines of draws in test on PACS, which come with part sigma."""
     if part.name != "samples":
         return []
-    record = _looked_into(planned, store)
+    task, record = _looked_into(planned, store)
     known = {} if record is None else record["by_samples"]
-    empty = [""] * (len(HEADER) - 6)
+    on, empty = f"{TITLES['pacs']} {task}".strip(), [""] * (len(HEADER) - 6)
     return [
-        [TITLES["pacs"], "in test", str(n), *(_scores(known[str(n)]) if str(n) in known else [NOT_RUN, "", ""]), *empty]
+        [on, "in test", str(n), *(_scores(known[str(n)]) if str(n) in known else [NOT_RUN, "", ""]), *empty]
         for n in DRAWS_IN_TEST
     ]
 
@@ -107,9 +111,9 @@ def _points(part: Part, where: Where, planned: Sequence[Planned], store: Store) 
             if part.name == "sharing":
                 name += f"\n{record['learnables']:,} learnables"
             found.setdefault(p.trial.curve, {})[name] = _score(record)
-    looked = _looked_into(planned, store) if part.name == "samples" and where == "pacs" else None
+    task, looked = _looked_into(planned, store) if part.name == "samples" and where == "pacs" else ("", None)
     if looked is not None:
-        found["in test"] = {n: _score(scores) for n, scores in looked["by_samples"].items()}
+        found[f"in test, {task}"] = {n: _score(scores) for n, scores in looked["by_samples"].items()}
     return found
 
 
