@@ -154,7 +154,7 @@ def test_tied_weights_compiled_networks_and_shared_layers(tmp_path: Path) -> Non
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     model = undrift.perturb(convnet())
     for format_, example, match in (
-        ("onnx", None, "not one of state_dict, torch.export"),
+        ("onnx", None, r"not one of state_dict, torch\.export\. Take state_dict"),
         ("torch.export", None, r"no example.*example=images"),
         ("torch.export", "images", "an example that is str"),
     ):

@@ -76,7 +76,7 @@ def test_named_layers_loaders_and_perturbed_networks():
 def test_what_is_wrong_is_said():
     net = small()
     images = torch.rand(20, 3, 6, 6)
-    with pytest.raises(undrift.OptionError, match="layers names 'fc', which is no submodule"):
+    with pytest.raises(undrift.OptionError, match=r"layers names 'fc', which is no submodule.*needed.*Name one of"):
         shift.a_distance(net, images, images, ["fc"])
     with pytest.raises(undrift.DataError, match="has 4 images; needed: at least 8"):
         shift.a_distance(net, images, images[:4])

@@ -134,7 +134,11 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         (lambda m: stream(convnet(), []), undrift.OptionError, r"Sequential.*undrift\.perturb\(net\)"),
         (lambda m: stream(m, images()), undrift.DataError, r"a Tensor.*split"),
         (lambda m: stream(m, 3), undrift.DataError, "an iterable"),
-        (lambda m: stream(m, [], answer="sample"), undrift.OptionError, "did you mean 'samples'"),
+        (
+            lambda m: stream(m, [], answer="sample"),
+            undrift.OptionError,
+            r"did you mean 'samples'.*Leave it out for the options' own, samples",
+        ),
         (lambda m: stream(m, [], lr=-1.0), undrift.OptionError, "lr=-1.0"),
         (lambda m: stream(m, [], "entropy"), undrift.OptionError, "likelihood='entropy'"),
         (lambda m: next(stream(m, [images()], Shot())), undrift.OptionError, "Information"),

@@ -130,8 +130,9 @@ class Method:
         for name in settings:
             if name not in known:
                 raise OptionError(
-                    f"{self.name} has no setting {name!r}{_suggest(name, known)}. Beside the options "
-                    f"(docs/options.md) it takes {', '.join(self.settings()) or 'none'}."
+                    f"{self.name} has no setting {name!r}{_suggest(name, known)}; beside the options "
+                    f"(docs/options.md) it takes {', '.join(self.settings()) or 'none'}. Correct the name, or leave it "
+                    "out."
                 )
         makers = (self.likelihood, *self.keepers)
         if wrong := [problem for make in makers for problem in _wrong(make, settings)]:
@@ -139,7 +140,8 @@ class Method:
                 f"{self.name}: {'; '.join(dict.fromkeys(wrong))}. Its settings, with their defaults: "
                 f"{', '.join(str(p) for make in makers for p in _parameters(make))}."
             )
-        chosen = self.options.replace(**{k: v for k, v in settings.items() if k in options})
+        scheme = _naming_the_bottleneck(self.options, settings.get("features"))
+        chosen = scheme.replace(**{k: v for k, v in settings.items() if k in options})
 
         def made(make: Callable[..., Any]) -> Any:
             return make(**{k: v for k, v in settings.items() if k in _arguments(make)})
@@ -156,6 +158,18 @@ class _With(Method):
     def build(self, settings: Mapping[str, object]) -> Parts:
         """Return the method ready to run; what the caller sets counts before what the variant does."""
         return super().build({**self.given, **settings})
+
+
+def _naming_the_bottleneck(options: Options, features: object) -> Options:
+    """Return the options with what `features` names in the place of a bottleneck that is trained by its role (G-SFDA).
+
+    Where everything is trained, as in SHOT, `features` says where to look and no more: what is looked at need not be
+    new, and learns no faster for it.
+    """
+    if features is None or "@bottleneck" not in options.train:
+        return options
+    patterns = {option: getattr(options, option) for option in ("train", "fast")}
+    return options.replace(**{o: tuple(features if p == "@bottleneck" else p for p in v) for o, v in patterns.items()})
 
 
 def _parameters(make: Callable[..., Any]) -> list[inspect.Parameter]:

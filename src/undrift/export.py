@@ -62,7 +62,10 @@ def export(
         OptionError: batch statistics were asked of a state_dict, which cannot hold them.
     """
     if format not in FORMATS:
-        raise OptionError(f"format={format!r}{_suggest(format, FORMATS)} is not one of {', '.join(FORMATS)}.")
+        raise OptionError(
+            f"format={format!r}{_suggest(format, FORMATS)} is not one of {', '.join(FORMATS)}. Take state_dict to "
+            "load into your own class, torch.export for a program that needs none."
+        )
     if not isinstance(model, Perturbed):
         raise UndriftError(
             f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."

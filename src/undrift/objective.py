@@ -27,7 +27,9 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
             f"got a {type(model).__name__}; a KL belongs to a perturbation. Give what undrift.perturb gave."
         )
     if reduction not in ("mean", "sum"):
-        raise OptionError(f"reduction={reduction!r} is not one of mean, sum.")
+        raise OptionError(
+            f"reduction={reduction!r} is not one of mean, sum. Take mean for the KL of a weight, sum for the network's."
+        )
     noises = model.noises()
     total = model.key.step.new_zeros((), dtype=noises[0].log_var.dtype if noises else torch.float32)
     places: dict[object, list[Noise]] = {}

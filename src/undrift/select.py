@@ -25,6 +25,14 @@ def plain_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def one_of(names: Iterable[str]) -> str:
+    """Return what to do about a name that no module has: the last sentence of an error."""
+    listed = ", ".join(name for name in names if name)
+    if not listed:
+        return "The network has no submodules: leave it out."
+    return f"Name one of the network's: {listed[:300]}{'…' if len(listed) > 300 else '.'}"
+
+
 def matching(name: str, patterns: Iterable[str]) -> str | None:
     """Return the first pattern that matches the name or one of its parents', or None."""
     parts = name.split(".")
@@ -87,7 +95,9 @@ def _check_patterns(options: Options, names: Sequence[str]) -> None:
     for option in ("layers", "exclude", "frozen", "train", "fast"):
         for pattern in getattr(options, option):
             if not any(matching(name, [pattern]) for name in names):
+                # The caller of G-SFDA never gave train: it follows features.
+                whence = f" A method may have {option} from its features=." if option in ("train", "fast") else ""
                 raise OptionError(
-                    f"{option}={pattern!r} matches no module{_suggest(pattern, names)}. "
-                    f"The network has {', '.join(n for n in names if n)[:300] or 'no submodules'}."
+                    f"{option}={pattern!r} matches no module{_suggest(pattern, names)}; needed: a name, or a pattern "
+                    f"such as 'layer4*'. {one_of(names)}{whence}"
                 )

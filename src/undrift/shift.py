@@ -26,7 +26,7 @@ from undrift.options import _suggest
 from undrift.perturb import Perturbed
 from undrift.predict import _batches, finite_rows
 from undrift.prior import initial_log_var
-from undrift.select import plain_name
+from undrift.select import one_of, plain_name
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
 
@@ -215,8 +215,8 @@ def _chosen(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module
     for name in layers:
         if name not in modules:
             raise OptionError(
-                f"layers names {name!r}, which is no submodule{_suggest(name, modules)}. The network has "
-                f"{', '.join(modules)[:300] or 'none'}."
+                f"layers names {name!r}, which is no submodule{_suggest(name, modules)}; needed: names as "
+                f"named_modules() gives them. {one_of(modules)}"
             )
     return {name: modules[name] for name in layers}
 

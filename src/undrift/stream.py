@@ -110,7 +110,10 @@ def stream(
     chosen = options.answer if answer is None else answer
     if chosen not in get_args(Answer):
         known = get_args(Answer)
-        raise OptionError(f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}.")
+        raise OptionError(
+            f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}. Leave it out for the "
+            f"options' own, {options.answer}."
+        )
     rate: Any = options.stream_lr if lr is None else lr
     if isinstance(rate, str) or not 0 <= rate < float("inf"):
         raise OptionError(f"lr={rate!r} is not a number from 0 up. The paper's are 7e-5 to 1e-3.")

@@ -56,7 +56,10 @@ def temperature(
                 logits.append(clean)
                 agreements.append(clean.argmax(1) == augmented.argmax(1))
     if not logits:
-        raise DataError("there is no finite image to choose a temperature from; a few hundred are needed.")
+        raise DataError(
+            "there is no finite image to choose a temperature from; a few hundred are needed, without labels. Check "
+            "the loader, and its images for NaN and infinity."
+        )
     agreement = float(torch.cat(agreements).float().mean())
     found = match_confidence(torch.cat(logits), agreement)
     if not 1.01 * LEAST < found < MOST / 1.01:

@@ -23,7 +23,7 @@ def test_names_variants_and_settings_are_checked() -> None:
         undrift.stream(network(), batches(), method="shot")
     with pytest.raises(undrift.OptionError, match="no variant"):
         methods.get("source:paper")
-    with pytest.raises(undrift.OptionError, match="no setting"):
+    with pytest.raises(undrift.OptionError, match=r"no setting 'strean_lr' \(did you mean.*it takes none\. Correct"):
         undrift.stream(network(), batches(), method="tent", strean_lr=1)
     with pytest.raises(undrift.OptionError, match="none was named"):
         undrift.stream(undrift.perturb(network()), batches(), stream_lr=1)

@@ -117,7 +117,7 @@ def test_source_images_come_in_any_form_and_no_more_are_taken_than_asked_for(sou
 
 
 def test_source_images_have_to_be_given() -> None:
-    with pytest.raises(undrift.OptionError, match=r"no source images.*source=….*eta"):
+    with pytest.raises(undrift.OptionError, match=r"no source images.*source=….*--set source=FOLDER.*eta"):
         undrift.stream(network(), batches(), method="eata")
     with pytest.raises(undrift.DataError, match="source is a str"):
         undrift.stream(network(), batches(), method="eata", source="photos")

@@ -126,8 +126,8 @@ def test_protocols_as_their_authors_have_them() -> None:
     assert "masks" in methods.get("gsfda").needs
 
 
-@pytest.mark.parametrize("name", ["vmp-nrc:paper", "vmp-nrc:released"])
-def test_vmp_with_nrc_leaves_weights_and_classifier_alone(name: str) -> None:
+@pytest.mark.parametrize("name", ["vmp-nrc:paper", "vmp-nrc:released", "vmp-shot:paper", "vmp-shot:released"])
+def test_vmp_over_epochs_leaves_weights_and_classifier_alone(name: str) -> None:
     net = network()
     before = snapshot(net)
     model = undrift.adapt(net, images(24), method=name, epochs=1, batch_size=12).model
@@ -209,7 +209,7 @@ def test_the_masked_gradient_by_hand() -> None:
 def test_gsfda_says_that_untrained_masks_were_put_on() -> None:
     with pytest.warns(undrift.UndriftWarning, match=r"no feature masks.*Random ones.*masked_loss"):
         undrift.adapt(network(), images(24), method="gsfda", epochs=1, batch_size=12)
-    with pytest.raises(undrift.OptionError, match="features='bottleneck' names no submodule"):
+    with pytest.raises(undrift.OptionError, match="no submodule called bottleneck, and features= was not given"):
         undrift.adapt(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), images(24), method="gsfda", epochs=1)
 
 
@@ -240,7 +240,7 @@ def test_the_adapted_network_has_the_targets_mask_and_the_source_its_own(tmp_pat
     assert torch.equal(copy.deepcopy(model).remove()(x), plain)
     loaded = undrift.load(model.remove(), tmp_path / "target.safetensors")
     assert not torch.equal(check(loaded), answers)  # one epoch further
-    with pytest.raises(undrift.OptionError, match="masks are not among what is trained"):
+    with pytest.raises(undrift.OptionError, match="masks, behind 'bottleneck', are not among what is trained"):
         undrift.adapt(loaded.remove(), images(24), method="gsfda", epochs=1, train="classifier")
 
 

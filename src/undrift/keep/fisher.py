@@ -43,7 +43,8 @@ class Fisher(Keeper):
         if source is None:
             raise OptionError(
                 "no source images were given; the Fisher term of EATA is measured on clean images of the source domain "
-                "(2,000, without labels). Give source=…, a tensor or a loader; without them there is method='eta'."
+                "(2,000, without labels). Give source=…, a tensor or a loader (from the shell --set source=FOLDER); "
+                "without them there is method='eta'."
             )
         if isinstance(source, str) or not isinstance(source, Tensor | FileDomain | TensorDomain | Iterable):
             raise DataError(

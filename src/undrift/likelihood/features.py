@@ -17,7 +17,7 @@ from undrift._types import Batches
 from undrift.layers import evaluating
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
-from undrift.select import plain_name
+from undrift.select import one_of, plain_name
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,8 +74,8 @@ def named(net: nn.Module, name: str) -> nn.Module:
     modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
     if name not in modules:
         raise OptionError(
-            f"features={name!r} names no submodule{_suggest(name, modules)}. "
-            f"The network has {', '.join(modules)[:300] or 'none'}."
+            f"features={name!r} names no submodule{_suggest(name, modules)}; needed: one whose output is the features. "
+            f"{one_of(modules)}"
         )
     return modules[name]
 

@@ -15,6 +15,7 @@ from undrift.layers import evaluating
 from undrift.likelihood.features import named, watching
 from undrift.likelihood.neighbours import Remembering, balance
 from undrift.perturb import Perturbed
+from undrift.select import one_of, plain_name
 from undrift.zoo._gsfda import Masks, attach_masks, attached_masks, masks_of
 
 
@@ -80,19 +81,28 @@ class Gsfda(Remembering):
 
     @torch.no_grad()
     def _width(self, model: Perturbed, batches: Batches) -> int:
-        name = self.features or "bottleneck"
-        with evaluating(model), one_pass(model), watching(model.net, name) as seen:
+        with evaluating(model), one_pass(model), watching(model.net, self._place(model)) as seen:
             for _, images in batches():
                 model(to_device(images, model))
                 return int(seen.pop().shape[1])
         raise DataError("the domain has no batch; G-SFDA needs at least one image. Check the loader.")
 
+    def _place(self, model: Perturbed) -> str:
+        """Return the name of the module behind which masks go."""
+        names = [plain_name(name) for name, _ in model.net.named_modules()]
+        if self.features is None and "bottleneck" not in names:
+            raise OptionError(
+                f"{type(model.net).__name__} has no submodule called bottleneck, and features= was not given; G-SFDA "
+                f"trains the module that gives the features, and puts its masks behind it. {one_of(names)}"
+            )
+        place = self.features or "bottleneck"
+        named(model.net, place)  # says what there is, where there is no such module
+        return place
+
     def _attach(self, model: Perturbed, width: int) -> Masks:
         """Put untrained masks behind the features, as part of the perturbation."""
-        features = self.features or "bottleneck"
-        named(model.net, features)  # says what there is, where there is no such module
         seeded = torch.Generator().manual_seed(int(model.key.seed))
-        masks = self.attached = attach_masks(model, features, Masks(width, seeded))
+        masks = self.attached = attach_masks(model, self._place(model), Masks(width, seeded))
         warnings.warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train the source with undrift.zoo.masked "
@@ -109,9 +119,12 @@ class Gsfda(Remembering):
             return
         source = next((held.away["embedding"] for held in model.trained if held.layer is masks), None)
         if source is None:
+            where = next(plain_name(n) for n, m in model.net.named_modules() if m is masks).rpartition(".")[0]
+            named_so = where == (self.features or "bottleneck")  # then it was the caller who left it out of train
             raise OptionError(
-                "the network's masks are not among what is trained, so the target's could not be saved with it; "
-                "G-SFDA trains the module that gives the features. Name it: train=(…, '@classifier')."
+                f"the network's masks, behind {where!r}, are not among what is trained, so the target's could not be "
+                "saved with it; G-SFDA trains the module that gives the features. Name it: "
+                + (f"train=({where!r}, '@classifier')." if named_so else f"features={where!r}.")
             )
         if torch.equal(source, masks.embedding):  # else it was adapted before
             masks.embedding.data.copy_(source.detach().flip(0))

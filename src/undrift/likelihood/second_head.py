@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from undrift._errors import OptionError, UndriftError
 from undrift._outputs import logits as logits_of
 from undrift.options import _suggest
-from undrift.select import plain_name
+from undrift.select import one_of, plain_name
 
 TURNS = 4
 STAGES = ("layer2", "block2")
@@ -110,8 +110,8 @@ def find_split(net: nn.Module, split: str | None) -> str:
     if split is not None:
         if split not in names:
             raise OptionError(
-                f"split={split!r} names no submodule{_suggest(split, names)}. The network has "
-                f"{', '.join(names)[:300] or 'none'}."
+                f"split={split!r} names no submodule{_suggest(split, names)}; needed: the last module of the shared "
+                f"part. {one_of(names)}"
             )
         return split
     for stage in STAGES:

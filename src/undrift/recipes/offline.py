@@ -3,6 +3,9 @@
 The authors' schedules, batch sizes and weight decay; the label-free parts only. NRC, AaD and G-SFDA on VisDA keep the
 checkpoint that is best on the target's labels; we keep the last. Their banks are filled on random crops: give `clean`
 to fill them on others. G-SFDA's Office-Home code reshuffles before each of its 32 epochs' steps; ours makes epochs.
+
+A bottleneck of another name: G-SFDA trains what `features="neck"` names, ten times as fast, as it would a module called
+bottleneck. To the others `features` says where to look; what is new they are told by `fast=("neck", "@classifier")`.
 """
 
 from undrift._method import Method
