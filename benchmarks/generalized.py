@@ -1,8 +1,8 @@
 """Claim: what an adapted network does on its target and still does on its source, per task, with their harmonic mean.
 
-The cells are those of benchmarks/offline.py: one run, two tables. What FACTS' prototype saw, one seed, photo → sketch,
-harmonic mean %: source 39.9, norm statistics 16.5, SHOT 23.7, VMP with σ² = 0.01 Var 33.5; photo → cartoon: SHOT 78.0,
-norm statistics 72.2. No claim is made beyond the table that is written.
+The cells are those of benchmarks/offline.py: one run, two tables. A prototype older than this repository saw, one
+seed, photo → sketch, harmonic mean %: source 39.9, norm statistics 16.5, SHOT 23.7, VMP with σ² = 0.01 Var 33.5;
+photo → cartoon: SHOT 78.0, norm statistics 72.2. No claim is made beyond the table that is written.
 
 Command:   python benchmarks/generalized.py --data FOLDER --resnet50 FILE --cache FOLDER --fast [--deadline SECONDS]
            The same as `undrift bench generalized …`; --help names every flag.

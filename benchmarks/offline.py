@@ -1,9 +1,9 @@
 """Claim: over whole target domains all source-free methods run on the same footing, the paper's values beside.
 
 PACS (12 tasks, ResNet-50) is what we can measure; it stands in for Office-31 and Office-Home, for which the same script
-prints the paper's tables in their shape. What FACTS' prototype saw, one seed, photo → sketch, accuracy % on the target:
-source 25.1, norm statistics 43.2, SHOT 25.5, SHOT's norm affine 47.8, VMP with σ² = 0.01 Var 52.6. No claim is made
-beyond the table that is written.
+prints the paper's tables in their shape. A prototype older than this repository saw, one seed, photo → sketch, accuracy
+% on the target: source 25.1, norm statistics 43.2, SHOT 25.5, SHOT's norm affine 47.8, VMP with σ² = 0.01 Var 52.6. No
+claim is made beyond the table that is written.
 
 Command:   python benchmarks/offline.py --data FOLDER --resnet50 FILE --cache FOLDER --fast [--deadline SECONDS]
            The same as `undrift bench offline …`; --help names every flag. FOLDER holds pacs/photo.tar, …

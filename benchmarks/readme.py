@@ -20,6 +20,7 @@ from typing import Any
 from undrift.bench import Benchmark, Cell, Request, Row, Store, about, find, in_its_precision, online_report
 from undrift.bench import predict_page as predict
 from undrift.bench import speed_page as speed
+from undrift.bench.notes import not_source_free
 from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, title
 from undrift.bench.offline_sets import SETS, Task
@@ -50,9 +51,9 @@ def online(name: str, request: Request) -> str:
         lines.append([marked(title(row), records), *values])
     header = ["method", error.title, "published %", *(column.title for column in others)]
     records = [record for row in shown for record in part.records(row)]
-    below = "\n".join(footnotes({row.label: part.records(row) for row in shown}))
+    below = footnotes({row.label: part.records(row) for row in shown})
     left = _left(len(bench.rows), run, shown, [name])
-    return _block(heading, about(records), table(header, lines), f"{below}\n\n{left}" if below else left)
+    return _block(heading, about(records), table(header, lines), _below(shown, below, left))
 
 
 def pacs(request: Request) -> str:
@@ -70,7 +71,7 @@ def pacs(request: Request) -> str:
     untouched = sum(not any(page.records(row, task) for row in offline.rows) for task in page.tasks)
     left += f" {untouched} of {len(page.tasks)} tasks are not run yet." if untouched else ""
     header = ["method", *(task.title for task in tasks)]
-    return _block(heading, about(records), table(header, lines), left)
+    return _block(heading, about(records), table(header, lines), _below(shown, [], left))
 
 
 def cells(request: Request) -> str:
@@ -159,6 +160,12 @@ def _left(rows: int, run: list[Row], shown: list[Row], pages: list[str]) -> str:
     links = " and ".join(f"[{name}.md](benchmarks/results/{name}.md)" for name in pages)
     more = f"{len(run) - len(shown)} more rows that were run: {links}." if len(run) > len(shown) else f"Whole: {links}."
     return f"{rows - len(run)} of {rows} rows are not run yet. {more}" if rows > len(run) else more
+
+
+def _below(shown: list[Row], lines: list[str], left: str) -> str:
+    """Return what stands under a table: lines of its own, which rows are not purely source-free, what is not shown."""
+    lines = lines + [f"- {line}" for line in not_source_free(shown)]
+    return "\n".join([*lines, "", left] if lines else [left])
 
 
 def _block(heading: str, how: str, lines: str, left: str) -> str:

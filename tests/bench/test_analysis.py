@@ -126,6 +126,22 @@ def test_what_offline_has_run_is_not_run_again(tmp_path):
     assert taken["shot-0.3"]["benchmark"] == "analysis"
 
 
+def test_what_is_known_is_taken_over_whatever_the_deadline(tmp_path):
+    request = tiny(tmp_path, settings=("photo-sketch",), only=("shot",))
+    run(Offline(), request, quiet, quiet=True)
+    (cell,) = Offline().cells(request)
+    numbers = Store(tmp_path / "offline").finished(cell)
+    # A finished cell of this part says that the others take years; the known one takes nothing.
+    bench, request = Analysis(), replace(request, only=("beta",), settings=("pacs",))
+    store, cells = Store(tmp_path / "analysis"), bench.cells(request)
+    (first,) = (cell for cell in cells if cell.row.name == "shot-0.1")
+    store.put(first, {k: v for k, v in numbers.items() if k not in cell.identity} | {"seconds": 1e9})
+    assert store.finished(first)
+    outcome = run(bench, replace(request, deadline=100.0), quiet, quiet=True)
+    assert (outcome.ran, outcome.failed) == (1, 0)
+    assert [cell.row.name for cell in cells if store.finished(cell)] == ["shot-0.1", "shot-0.3"]
+
+
 def test_streams_run_on_corruptions(tmp_path):
     bench, request = Analysis(), tiny(tmp_path, settings=("cifar100-c",), only=("schemes",))
     outcome = run(bench, request, quiet, quiet=True)

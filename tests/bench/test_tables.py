@@ -14,8 +14,11 @@ import undrift
 from undrift import methods
 from undrift.bench import NAMES, Request, Store, find, published
 from undrift.bench.figure import Mark, finding, lines
+from undrift.bench.notes import not_source_free
+from undrift.bench.online import Online
 from undrift.bench.table import markdown, size, spread
 from undrift.bench.table1 import capabilities, rows
+from undrift.bench.table1 import text as table1
 from undrift.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -108,6 +111,12 @@ def test_the_command_writes_table1(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {row["method"] for row in json.loads((tmp_path / "table1.json").read_text())} == set(methods.names())
 
 
+def test_table1_as_it_lies_here_is_what_the_methods_say() -> None:
+    place = ROOT / "benchmarks" / "results" / "table1.md"
+    assert place.read_text(encoding="utf-8") == table1(found := rows()), "run undrift bench table1"
+    assert json.loads(place.with_suffix(".json").read_text(encoding="utf-8")) == json.loads(json.dumps(found))
+
+
 @pytest.mark.parametrize(
     "wrong", [["bench", "nothing"], ["bench", "table1", "--tier", "C"], ["bench", "table1", "--set", "x"]]
 )
@@ -147,6 +156,20 @@ def test_what_has_no_cells_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_pages_are_what_the_cells_say(readme: Callable[[list[str]], int]) -> None:
     assert readme(["--check"]) == 0, "run python benchmarks/readme.py"
+
+
+@pytest.mark.parametrize("name", ["online-c10", "online-c100", "online-imagenet"])
+def test_rows_that_are_not_source_free_are_named_where_they_are_shown(name: str) -> None:
+    bench = find(name)
+    assert isinstance(bench, Online)
+    told = not_source_free(bench.rows)
+    assert [line.partition(":")[0] for line in told] == ["eata", "bacs", "ttt"]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = page[page.index(f"<!-- {name} -->") : page.index(f"<!-- /{name} -->")]
+    result = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
+    for line in told:
+        assert f"- {line}\n" in result
+        assert (f"- {line}\n" in block) == (f"| {line.partition(':')[0]} |" in block)
 
 
 def test_a_page_that_is_not_is_found_and_mended(readme: Callable[[list[str]], int], tmp_path: Path) -> None:

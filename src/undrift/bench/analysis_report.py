@@ -51,6 +51,8 @@ def figures(planned: Sequence[Planned], store: Store) -> dict[str, Callable[[Pat
                 drawn["-sigma"] = partial(analysis_sigma.sigma, by_task=found)
             continue
         panels = {TITLES[where]: points for where in TITLES if (points := _points(part, where, planned, store))}
+        if part.kind == "lines":  # a line has two ends
+            panels = {name: curves for name, curves in panels.items() if max(map(len, curves.values())) > 1}
         if panels and part.kind == "lines":
             axis = f"{part.axis} (0: the mean network)" if part.name == "samples" else part.axis
             drawn[f"-{part.name}"] = partial(analysis_figures.lines, title=part.title, axis=axis, panels=panels)

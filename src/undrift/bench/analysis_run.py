@@ -62,6 +62,11 @@ class Analysing:
         task = self.setup.dataset.task(task_of(trial, self.request))
         return self.adapting(cell, bar, look_into if trial.look else None, task)
 
+    def known(self, cell: Cell) -> bool:
+        """Return whether the numbers are there already, and nothing will be run."""
+        trial = self.planned[cell.key].trial
+        return not trial.look and self._finished(cell, trial) is not None
+
     def _finished(self, cell: Cell, trial: Trial) -> Record | None:
         """Return the numbers of the same run where it is finished: in another part, or as a cell of `offline`."""
         task = task_of(trial, self.request)

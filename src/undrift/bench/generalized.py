@@ -13,13 +13,13 @@ from undrift.bench.cell import Cell, Row
 from undrift.bench.offline import Offline
 from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, notes, pages, title
-from undrift.bench.offline_report import drawn
+from undrift.bench.offline_report import COSTS, SCORES, below, costs, drawn, scores
 from undrift.bench.offline_sets import Task, paper_row
 from undrift.bench.published import PAPER
 from undrift.bench.request import Request
-from undrift.bench.run import Outcome, RunCell, Say, run, tables, write
+from undrift.bench.run import Outcome, RunCell, Say, about, run, tables, write
 from undrift.bench.store import Store
-from undrift.bench.table import FAILED, NOT_RUN, spread
+from undrift.bench.table import FAILED, NOT_RUN, marked, spread
 from undrift.bench.table import markdown as table
 from undrift.metrics import harmonic_mean
 
@@ -81,16 +81,16 @@ def markdown(bench: Offline, store: Store, request: Request) -> str:
     """Return, for each data set, a table of means and one by task."""
     text = ["# Generalized adaptation: the target, and what is left of the source\n"]
     for page in pages(bench, store, request):
-        text.append(f"## {page.dataset.title}\n")
+        text += [f"## {page.dataset.title}\n", about(page.all()) + "\n"]
         whole = any(len(page.done(row, page.tasks)) == len(page.tasks) for row in bench.rows)
         for tasks in [page.main] if page.main == page.tasks or not whole else [page.main, page.tasks]:
             text += [f"Means over {len(tasks)} of {len(page.tasks)} tasks:\n", _summary(page, tasks) + "\n"]
-        text += ["Held-out source / target / harmonic mean, accuracy % by task:\n", _by_task(page)]
-        text += [f"\n{page.dataset.note}\n"] if page.dataset.note else []
+        text += ["Held-out source / target / harmonic mean, accuracy % by task:\n", _by_task(page), *below(page)]
     protocol = (
         "Mean ± standard deviation over seeds. Source networks are trained on 80 % of the source, and asked about the "
         "other 20 % after adaptation. Nothing tells the network which images are the source's; only G-SFDA is told, "
-        "which has a feature mask for each."
+        "which has a feature mask for each. NLL and ECE are of the target; time, memory, learnables and file as in "
+        "offline.md."
     )
     harmonic = (
         "Mean of harmonics: each task's harmonic mean, then their mean. Harmonic of means: the harmonic mean of the "
@@ -112,16 +112,18 @@ def figures(bench: Offline, store: Store, request: Request) -> dict[str, Callabl
 def _summary(page: Page, tasks: Sequence[Task]) -> str:
     paper = page.dataset.generalized
     header = ["method", "source %", "target %", "mean of harmonics %", "harmonic of means %"]
-    header += ["published S / T / H"] if paper else []
+    header += [*(["published S / T / H"] if paper else []), *SCORES, *COSTS]
     rows = []
     for row in page.bench.rows:
-        line = [title(row), page.text(row, tasks, "source_accuracy"), page.text(row, tasks, "accuracy")]
-        line += [page.text(row, tasks, "harmonic")]
+        records = page.of_row(row, tasks)
+        line = [marked(title(row), records)]
+        line += [page.text(row, tasks, name) for name in ("source_accuracy", "accuracy", "harmonic")]
         _, of_means = harmonics(page, row, page.done(row, tasks))
         line.append(spread(of_means, 100) if of_means else "")
         if paper:
             said = None if row.control else paper.get(paper_row(row.name))
             line.append("–" if said is None else " / ".join(f"{value:.1f}" for value in said))
+        line += [*scores(page, row, tasks), *costs(records)] if records else [""] * (len(header) - len(line))
         rows.append(line)
     return table(header, rows)
 
@@ -136,13 +138,14 @@ def _cell(page: Page, row: Row, task: Task) -> str:
     if not records:
         return FAILED if any(page.store.state(cell) == "failed" for cell in page.cells(row, task)) else NOT_RUN
     numbers = ([record[name] for record in records] for name in ("source_accuracy", "accuracy", "harmonic"))
-    return " / ".join(f"{100 * statistics.fmean(found):.1f}" for found in numbers)
+    return " / ".join(spread(found, 100, 1) for found in numbers)
 
 
 def _mark(page: Page, row: Row, tasks: Sequence[Task]) -> figure.Mark:
     by_task = {t.title: 100 * statistics.fmean(r["harmonic"] for r in page.records(row, t)) for t in tasks}
     numbers = [100 * n for n in page.means(row, tasks, "harmonic")] or [statistics.fmean(by_task.values())]
-    said = None if row.control else page.dataset.generalized.get(paper_row(row.name))
+    known = page.complete(tasks) and not row.control
+    said = page.dataset.generalized.get(paper_row(row.name)) if known else None
     return figure.Mark(row.label, numbers, None if said is None else said[2], row.control, by_task)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from undrift.bench.cell import Cell, Row
+from undrift.bench.notes import row_lines
 from undrift.bench.offline_sets import SETS, DataSet, Task, asked, paper_row
 from undrift.bench.published import Published
 from undrift.bench.request import Request
@@ -36,9 +37,9 @@ class Page:
         """Return what is finished of them."""
         return self.store.all(self.cells(row, task))
 
-    def of_row(self, row: Row) -> list[Record]:
-        """Return what is finished of a row, task by task."""
-        return [record for task in self.tasks for record in self.records(row, task)]
+    def of_row(self, row: Row, tasks: Sequence[Task] | None = None) -> list[Record]:
+        """Return what is finished of a row, task by task; of all tasks where none are named."""
+        return [record for task in (self.tasks if tasks is None else tasks) for record in self.records(row, task)]
 
     def all(self) -> list[Record]:
         """Return everything that is finished."""
@@ -85,6 +86,14 @@ class Page:
         """Return what the paper printed of a row."""
         return None if row.control else self.dataset.published.get(paper_row(row.name))
 
+    def place(self, task: Task) -> int:
+        """Return which of the paper's columns a task is: a tiny likeness has fewer tasks than the paper's table."""
+        return SETS[self.dataset.name].tasks.index(task)
+
+    def complete(self, tasks: Sequence[Task]) -> bool:
+        """Return whether these are all of the data set's tasks: the paper's means are over these, and over no fewer."""
+        return len(tasks) == len(SETS[self.dataset.name].tasks)
+
     def compared(self) -> tuple[list[Row], list[Task]]:
         """Return rows and tasks between which every cell is finished, for a picture in which all means compare.
 
@@ -113,11 +122,12 @@ def title(row: Row) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each control: what it asks, and with which settings."""
-    return [
+    """Return a line for each control (what it asks, with which settings), then what the rows' readers have to know."""
+    controls = [
         f"{row.label}: a control; {row.why} It runs `{row.method}` with "
         + ", ".join(f"{name} {value}" for name, value in row.settings.items())
         + "."
         for row in rows
         if row.control
     ]
+    return controls + row_lines(rows)

@@ -1,7 +1,7 @@
 """Tables and figures of the offline benchmark."""
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from undrift.bench import figure
 from undrift.bench.cell import Row
 from undrift.bench.offline_page import Page, notes, pages, title
-from undrift.bench.offline_sets import SETS, Task
-from undrift.bench.published import PAPER, SOURCE_USING
+from undrift.bench.offline_sets import Task
+from undrift.bench.published import PAPER, SOURCE_USING, Published
 from undrift.bench.request import Request
 from undrift.bench.run import about
-from undrift.bench.store import Store
+from undrift.bench.store import Record, Store
 from undrift.bench.table import FAILED, NOT_RUN, Column, footnotes, marked, median, size, spread
 from undrift.bench.table import markdown as table
 from undrift.bench.times import how_timed
@@ -28,6 +28,8 @@ COST = (
     median("learnables", "learnables", 0),
     Column("file", lambda record: record.get("file_bytes"), size),
 )
+SCORES = ("NLL", "ECE %")
+COSTS = (*(column.title for column in COST), "cells")
 
 
 def markdown(bench: "Offline", store: Store, request: Request) -> str:
@@ -38,11 +40,7 @@ def markdown(bench: "Offline", store: Store, request: Request) -> str:
         text += [
             "\nAccuracy % on the target by task" + (", the paper's in brackets" if _has_paper(page) else "") + ":\n"
         ]
-        text.append(_by_task(page))
-        text += [f"- {row} failed {where}" for row, where in page.failures().items()]
-        by_row = {row.label: page.of_row(row) for row in bench.rows}
-        text += footnotes(by_row) + how_timed(by_row)
-        text += [f"\n{page.dataset.note}\n"] if page.dataset.note else []
+        text += [_by_task(page), *below(page)]
     text.append(_notes(bench))
     return "\n".join(text)
 
@@ -68,12 +66,29 @@ def drawn(
     return out
 
 
+def scores(page: Page, row: Row, tasks: Sequence[Task]) -> list[str]:
+    """Return the cells under `SCORES`: means over tasks."""
+    return [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
+
+
+def costs(records: Sequence[Record]) -> list[str]:
+    """Return the cells under `COSTS` for the records of a row."""
+    return [*(column.text(records) for column in COST), str(len(records))]
+
+
+def below(page: Page) -> list[str]:
+    """Return the lines under a data set's tables: what failed, what was noted and warned of, how times were taken."""
+    by_row = {row.label: page.of_row(row) for row in page.bench.rows}
+    failed = [f"- {row} failed {where}" for row, where in page.failures().items()]
+    note = [f"\n{page.dataset.note}\n"] if page.dataset.note else []
+    return failed + footnotes(by_row) + how_timed(by_row) + note
+
+
 def _summary(page: Page) -> str:
     groups = {f"{len(page.main)} main tasks": page.main} if len(page.main) < len(page.tasks) else {}
     groups |= {f"all {len(page.tasks)} tasks": page.tasks}
     header = ["method", *(f"accuracy %, {name}" for name in groups)]
-    header += (["published %"] if _has_paper(page) else []) + ["NLL", "ECE %", "held-out source %"]
-    header += [*(column.title for column in COST), "cells"]
+    header += (["published %"] if _has_paper(page) else []) + [*SCORES, "held-out source %", *COSTS]
     rows = [_source_using(page, name, len(header), len(groups)) for name in SOURCE_USING if _has_paper(page)]
     for row in page.bench.rows:
         tasks = page.main if page.done(row, page.main) else page.tasks
@@ -83,9 +98,7 @@ def _summary(page: Page) -> str:
             said = page.paper(row)
             line.append("–" if said is None else str(said))
         if records:
-            line += [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
-            line += [page.text(row, tasks, "source_accuracy"), *(column.text(records) for column in COST)]
-            line.append(str(len(records)))
+            line += [*scores(page, row, tasks), page.text(row, tasks, "source_accuracy"), *costs(records)]
         else:
             line += [""] * (len(header) - len(line))
         rows.append(line)
@@ -99,23 +112,21 @@ def _source_using(page: Page, name: str, width: int, groups: int) -> list[str]:
 
 def _by_task(page: Page) -> str:
     header = ["method", *(task.title for task in page.tasks), "Mean"]
-    rows = []
-    for name in SOURCE_USING if _has_paper(page) else ():
-        said = page.dataset.published[name]
-        rows.append([f"{name} ({ASIDE})", *(f"({value:.1f})" for value in said.domains), f"({said})"])
+    said = page.dataset.published
+    rows = [[f"{name} ({ASIDE})", *_in_brackets(page, said[name])] for name in SOURCE_USING if _has_paper(page)]
     for row in page.bench.rows:
-        paper = page.paper(row)
-        values = [None] * len(page.tasks) if paper is None else [paper.domains[_place(page, t)] for t in page.tasks]
-        cells = [_cell(page, row, task) for task in page.tasks]
-        cells = [cell + ("" if value is None else f" ({value:.1f})") for cell, value in zip(cells, values, strict=True)]
-        mean = page.text(row, page.tasks, "accuracy", digits=1) + ("" if paper is None else f" ({paper})")
-        rows.append([title(row), *cells, mean])
+        ours = [_cell(page, row, task) for task in page.tasks] + [page.text(row, page.tasks, "accuracy", digits=1)]
+        both = zip(ours, _in_brackets(page, page.paper(row)), strict=True)
+        rows.append([title(row), *(f"{mine} {paper}".rstrip() for mine, paper in both)])
     return table(header, rows)
 
 
-def _place(page: Page, task: Task) -> int:
-    # A tiny likeness has fewer tasks than the paper's table.
-    return SETS[page.dataset.name].tasks.index(task)
+def _in_brackets(page: Page, said: Published | None) -> list[str]:
+    """Return what the paper prints for each task of the page, and its mean where the page has all its tasks."""
+    if said is None:
+        return [""] * (len(page.tasks) + 1)
+    mean = f"({said})" if page.complete(page.tasks) else ""
+    return [*(f"({said.domains[page.place(task)]:.1f})" for task in page.tasks), mean]
 
 
 def _cell(page: Page, row: Row, task: Task) -> str:
@@ -134,7 +145,7 @@ def _mark(page: Page, row: Row, tasks: list[Task]) -> figure.Mark:
         task.title: 100 * statistics.fmean(record["accuracy"] for record in page.records(row, task)) for task in tasks
     }
     numbers = [100 * n for n in page.means(row, tasks, "accuracy")] or [statistics.fmean(domains.values())]
-    said = page.paper(row) if len(tasks) == len(page.tasks) else None
+    said = page.paper(row) if page.complete(tasks) else None
     return figure.Mark(row.label, numbers, None if said is None else said.value, row.control, domains)
 
 

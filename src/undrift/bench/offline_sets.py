@@ -65,7 +65,7 @@ class DataSet:
         return next(task for task in self.tasks if task.name == name)
 
     def shrunk(self) -> "DataSet":
-        """Return the first task and its way back, without published values: for trying things out."""
+        """Return the first task and its way back, for trying things out."""
         first = self.task("photo-sketch") if self.name == "pacs" else self.tasks[0]
         pair = (first.source, first.target)
         tasks = tuple(t for t in self.tasks if (t.source, t.target) in (pair, pair[::-1]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from undrift.bench import figure, published
 from undrift.bench.cell import Cell, Row, seeds_of
 from undrift.bench.networks import SourceNetwork
+from undrift.bench.notes import row_lines
 from undrift.bench.request import Request
 from undrift.bench.run import about
 from undrift.bench.settings import Setting
@@ -173,7 +174,7 @@ def _notes(bench: "Online") -> str:
     lines = [
         HOW,
         *(f"{row.label}: a control; {row.why} It runs with {_settings(row)}." for row in bench.rows if row.control),
-        *(f"{row.label}: {row.note}" for row in bench.rows if row.note),
+        *row_lines(bench.rows),
         *(f"Published by {source}: {', '.join(names)}." for source, names in sources.items()),
         *([bench.note] if bench.note else []),
     ]

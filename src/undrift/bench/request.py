@@ -8,8 +8,21 @@ from typing import Literal
 import torch
 
 from undrift._errors import DataError, OptionError
+from undrift.options import _suggest
 
 TIERS = ("A", "B")
+STREAMS = ("online-c10", "online-c100", "online-imagenet")
+DOMAINS = ("offline", "generalized")
+
+EXTRA: dict[str, tuple[str, ...]] = {
+    "dataset": DOMAINS,
+    "task": ("analysis",),
+    "epochs": ("analysis",),
+    "head": STREAMS,
+    "posterior": STREAMS,
+    "shared": (*STREAMS, *DOMAINS, "analysis"),
+}
+"""The values of `--set` by name, and the benchmarks that read each; a new benchmark adds its own here."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +45,9 @@ class Request:
         fast: channels-last and bfloat16.
         weights: source networks' files by the network's name.
         frost: a folder of frost pictures, where the package that holds them is not installed.
-        extra: values that one benchmark alone knows, by name; "head" and "posterior" are files of what TTT and BACS
-            need from source training, "shared" says that the machine has other work too, so that no times are written
-            down.
+        extra: values that some benchmarks alone read, by the names of `EXTRA`; "head" and "posterior" are files of what
+            TTT and BACS need from source training, "shared" says that the machine has other work too, so that no times
+            are written down.
     """
 
     data: Path = Path()
@@ -61,6 +74,13 @@ class Request:
             raise OptionError(
                 f"seeds={self.seeds} and images={self.images}; needed: at least one seed and two images. Raise them."
             )
+        for name, value in self.extra.items():
+            if name not in EXTRA:
+                known = ", ".join(f"{known} ({', '.join(readers)})" for known, readers in EXTRA.items())
+                raise OptionError(
+                    f"--set {name}={value}: no benchmark reads {name!r}{_suggest(name, EXTRA)}; needed: one of {known}."
+                    " Choose among these."
+                )
 
     @property
     def precision(self) -> Literal["bf16", "float32"]:
@@ -78,6 +98,17 @@ class Request:
         if device.type == "cuda" and not torch.cuda.is_available():
             raise DataError("cuda was asked for and there is no GPU; needed: one. Choose --device cpu.")
         return device
+
+    def check_read_by(self, benchmark: str) -> None:
+        """Refuse a value of `--set` that a benchmark would ignore."""
+        known = [name for name, readers in EXTRA.items() if benchmark in readers]
+        for name, value in self.extra.items():
+            if name not in known:
+                needed = f"one of {', '.join(known)}" if known else "none, as it has no values of its own"
+                raise OptionError(
+                    f"--set {name}={value} is read by {', '.join(EXTRA[name])}, and not by {benchmark}; needed: "
+                    f"{needed}. Leave it out."
+                )
 
     def wanted(self, known: tuple[str, ...], asked: tuple[str, ...], what: str) -> tuple[str, ...]:
         """Return the names asked for, in the benchmark's order; raises where one is unknown."""

@@ -50,8 +50,20 @@ class Benchmark(Protocol):
 
 
 @runtime_checkable
+class Knowing(Protocol):
+    """What runs cells and may have the numbers of one already, from another that is the same run."""
+
+    def known(self, cell: Cell) -> bool:
+        """Return whether nothing will be run for a cell, so that no deadline need hold it back."""
+
+
+@runtime_checkable
 class Tabled(Protocol):
     """A benchmark that reads another one's cells, and so can write its tables without running any."""
+
+    @property
+    def cells_of(self) -> Benchmark:
+        """The benchmark whose cells it reads."""
 
     def tables(self, request: Request) -> "Outcome":
         """Write its pages from the cells that are there."""
@@ -82,10 +94,12 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
     pending = [cell for cell in cells if store.finished(cell) is None]
     outcome = Outcome(kept=len(cells) - len(pending))
     run_cell = benchmark.prepare(request)
+    anything: object = run_cell
+    knowing = anything if isinstance(anything, Knowing) else None
     with Bar(benchmark.name, len(cells), False if quiet else None, outcome.kept) as bar:
         for number, cell in enumerate(pending, 1):
             left = None if request.deadline is None else request.deadline - (time.monotonic() - started)
-            guess = guessed_seconds(cell, cells, store)
+            guess = 0.0 if knowing is not None and knowing.known(cell) else guessed_seconds(cell, cells, store)
             if left is not None and left < MARGIN * guess:
                 say(f"{left:.0f} s are left and {cell.key} takes about {guess:.0f} s: not started")
                 continue
@@ -109,6 +123,14 @@ def listing(benchmark: Benchmark, request: Request) -> list[tuple[str, str]]:
     """Return the cells asked for in the order in which they would run, each with its state."""
     store = Store(request.results / benchmark.name)
     return [(cell.key, store.state(cell)) for cell in in_order(benchmark.cells(request))]
+
+
+def in_other_precision(benchmark: Benchmark, request: Request) -> tuple[str, int]:
+    """Return the precision that was not asked for, and how many of the cells asked for are finished in it."""
+    store, other = Store(request.results / benchmark.name), replace(request, fast=not request.fast)
+    keys = {cell.key for cell in benchmark.cells(request)}  # a benchmark need not tell precisions apart
+    there = [cell for cell in benchmark.cells(other) if cell.key not in keys]
+    return other.precision, sum(store.finished(cell) is not None for cell in there)
 
 
 def guessed_seconds(cell: Cell, cells: Sequence[Cell], store: Store) -> float:

@@ -93,14 +93,9 @@ def run(
         frost=frost,
         extra=_pairs(values),
     )
+    request.check_read_by(name)
     if list_only:
-        cells = bench.listing(found, request) if isinstance(found, bench.Benchmark) else []
-        for key, state in cells:
-            session.say(f"{state:<8}  {key}")
-        notes = bench.row_notes(found, request) if isinstance(found, bench.Benchmark) else {}
-        for row, note in notes.items():
-            session.say(f"{row}: {note}")
-        return {"cells": dict(cells), "notes": notes}
+        return _list(session, name, found, request)
     session.kept = f"Finished cells stay in {results}; the same command goes on from there."
     if times_only:
         outcome = _times(session, name, found, request)
@@ -137,6 +132,25 @@ def _one_thing(name: str | None, instead: dict[str, bool]) -> None:
             f"{given[0]} was given and no benchmark; needed: the name of one. Write `undrift bench NAME {given[0]}`; "
             "`undrift bench` says the names."
         )
+
+
+def _list(session: Session, name: str, found: object, request: "Request") -> dict[str, Any]:
+    """Say the state of a benchmark's cells, or of those that it reads, and return them."""
+    from undrift.bench.run import Benchmark, Tabled, in_other_precision, listing, row_notes
+
+    made_of = found.cells_of if isinstance(found, Tabled) else found
+    if not isinstance(made_of, Benchmark):
+        raise OptionError(f"{name} has no cells to list; needed: a benchmark with cells. Leave --list out.")
+    cells, notes = listing(made_of, request), row_notes(made_of, request)
+    for key, state in cells:
+        session.say(f"{state:<8}  {key}")
+    precision, finished = in_other_precision(made_of, request)
+    if finished:
+        how = "leave --fast out" if request.fast else "give --fast"
+        session.say(f"{finished} of these cells are finished in {precision}; {how} to list them.")
+    for row, note in notes.items():
+        session.say(f"{row}: {note}")
+    return {"cells": dict(cells), "finished_elsewhere": {precision: finished}, "notes": notes}
 
 
 def _tables(name: str, found: object, request: "Request") -> "Outcome":

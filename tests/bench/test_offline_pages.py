@@ -1,0 +1,135 @@
+"""The pages of the offline and generalized benchmarks, from made-up records: widths, deviations, marks and notes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from undrift import methods
+from undrift.bench import Request, Row, Store, generalized, offline_report, published
+from undrift.bench.notes import not_source_free, row_lines
+from undrift.bench.offline import Offline
+from undrift.bench.offline_page import Page, notes
+from undrift.bench.offline_rows import offline_rows
+from undrift.bench.offline_sets import SETS
+from undrift.bench.rows import online_rows
+from undrift.metrics import harmonic_mean
+
+MADE = {"hardware": "a GPU", "torch": "2.0", "date": "2030-01-02", "fast": False}
+
+
+def page_of(folder: Path, dataset: str, **how: Any) -> Page:
+    request = Request(**{"results": folder, "extra": {"dataset": dataset}, **how})
+    found = SETS[dataset].shrunk() if request.tiny else SETS[dataset]
+    return Page(Offline(), Store(folder / "offline"), request, found)
+
+
+def fill(page: Page, row: Row, source: float, target: float, **more: Any) -> None:
+    """Write a record of every cell of a row; each seed has a hundredth more on the target."""
+    for task in page.tasks:
+        for cell in page.cells(row, task):
+            accuracy = target + 0.01 * cell.seed
+            both = {"accuracy": accuracy, "source_accuracy": source, "harmonic": harmonic_mean([source, accuracy])}
+            page.store.put(cell, MADE | both | {"nll": 1.5, "ece": 0.25} | more)
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Return the tables of a page: their lines, cell by cell, without the rules."""
+    found: list[list[list[str]]] = []
+    before = ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            found += [[]] if not before.startswith("|") else []
+            if not line.startswith("|---"):
+                found[-1].append([cell.strip() for cell in line.split("|")[1:-1]])
+        before = line
+    return found
+
+
+@pytest.mark.parametrize("make", [offline_report.markdown, generalized.markdown])
+@pytest.mark.parametrize("dataset", SETS)
+@pytest.mark.parametrize("tiny", [True, False])
+def test_every_line_of_a_table_has_a_cell_under_each_heading(
+    make: Any, dataset: str, tiny: bool, tmp_path: Path
+) -> None:
+    page = page_of(tmp_path, dataset, tiny=tiny, seeds=1)
+    fill(page, page.bench.rows[0], 0.9, 0.5)
+    found = tables(make(page.bench, page.store, page.request))
+    assert len(found) >= 2
+    for header, *lines in found:
+        assert len(lines) >= len(page.bench.rows)
+        assert {len(line) for line in lines} == {len(header)}
+
+
+def test_published_values_follow_the_tasks_of_the_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "office31", tiny=True, seeds=1)
+    header, *lines = tables(offline_report.markdown(page.bench, page.store, page.request))[-1]
+    assert header[1:] == ["A→W", "W→A", "Mean"]
+    rows = {line[0]: line[1:] for line in lines}
+    assert rows["BDG (published, not run)"] == ["(93.6)", "(72.0)", ""]  # its mean is over six tasks
+    assert rows["shot"] == ["not run (90.1)", "not run (74.3)", "not run"]
+
+
+def test_the_papers_mean_is_drawn_beside_a_mean_over_the_same_tasks_alone(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "office-home", seeds=1)
+    row = next(row for row in page.bench.rows if row.name == "shot")
+    fill(page, row, 0.7, 0.6)
+    for module, said in ((generalized, published.GENERALIZED_OFFICE_HOME["shot"][2]), (offline_report, 71.8)):
+        assert module._mark(page, row, list(page.tasks)).published == said
+        assert module._mark(page, row, list(page.tasks[:11])).published is None
+        small = page_of(tmp_path / "tiny", "office-home", seeds=1, tiny=True)
+        fill(small, row, 0.7, 0.6)
+        assert module._mark(small, row, list(small.tasks)).published is None
+
+
+def test_the_generalized_page_says_on_what_and_when_it_was_made_and_what_it_cost(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", tiny=True, seeds=2)
+    source, norm, shot = page.bench.rows[:3]
+    told = {"milliseconds": 12.5, "peak_mib": 300.0, "learnables": 1234, "file_bytes": 2500}
+    fill(page, source, 0.9, 0.5, warnings=["odd images"], **told)
+    page.store.put(page.cells(shot, page.tasks[0])[0], MADE | {"failed": "it broke"})
+    text = generalized.markdown(page.bench, page.store, page.request)
+    assert "a GPU; torch 2.0; float32; 2030-01-02; seeds 0, 1; 40 images of each domain." in text
+    summary, by_task = tables(text)
+    line = dict(zip(summary[0], summary[1], strict=True))
+    assert (line["source %"], line["target %"]) == ("90.00 ± 0.00", "50.50 ± 0.71")
+    assert (line["NLL"], line["ECE %"]) == ("1.500 ± 0.000", "25.0 ± 0.0")
+    costs = ("ms a batch", "peak MiB", "learnables", "file", "cells")
+    assert [line[name] for name in costs] == ["12.5", "300", "1,234", "2.5 kB", "4"]
+    assert by_task[1][1] == "90.0 ± 0.0 / 50.5 ± 0.7 / 64.7 ± 0.6"
+    assert [row[1] for row in by_task[1:4]] == [by_task[1][1], "not run", "failed"]
+    assert norm.name == by_task[2][0]
+    assert f"- shot failed in 1 cells, the first ({page.tasks[0].title}): it broke" in text
+    assert "- source warned: odd images" in text
+
+
+def test_a_mean_over_the_main_tasks_counts_their_cells_alone(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", seeds=1)
+    fill(page, page.bench.rows[0], 0.9, 0.5)
+    main, whole, _ = tables(generalized.markdown(page.bench, page.store, page.request))
+    assert (main[1][-1], whole[1][-1]) == ("6", "12")
+
+
+def test_rows_that_look_at_the_source_say_what_they_need() -> None:
+    for rows in (offline_rows(), *(online_rows(data) for data in ("cifar10", "cifar100", "imagenet"))):
+        guilty = [row for row in rows if not methods.get(row.method).source_free]
+        lines = not_source_free(rows)
+        assert [line.partition(":")[0] for line in lines] == [row.label for row in guilty]
+        for row, line in zip(guilty, lines, strict=True):
+            needs = methods.get(row.method).needs
+            assert needs
+            assert line == f"{row.label}: not purely source-free; it needs {needs}."
+    assert not_source_free(offline_rows()) == notes(offline_rows())[-1:]
+    assert {row.name for row in offline_rows() if not methods.get(row.method).source_free} == {"gsfda"}
+
+
+def test_a_rows_own_note_stands_under_the_offline_tables_too(tmp_path: Path) -> None:
+    bench = Offline()
+    bench.rows[:2] = [replace(bench.rows[0], note="mind the step."), bench.rows[1]]
+    page = page_of(tmp_path, "pacs", tiny=True)
+    assert "source: mind the step." in row_lines(bench.rows)
+    for make in (offline_report.markdown, generalized.markdown):
+        text = make(bench, page.store, page.request)
+        assert "- source: mind the step.\n" in text
+        assert "- gsfda: not purely source-free; it needs two feature masks trained with the source.\n" in text
