@@ -1,5 +1,6 @@
 """BACS: its posterior's moments, its penalty and steps by hand, and the members' answer together."""
 
+import json
 import math
 from pathlib import Path
 
@@ -106,6 +107,12 @@ def test_bacs_changes_all_weights_and_says_that_its_posterior_is_untrained() -> 
     row = methods.get("bacs")
     assert (row.source_free, row.ensemble, row.uncertainty) == (False, True, True)
     assert "posterior" in row.needs
+
+
+def test_the_rate_is_what_the_search_took() -> None:
+    record = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "rates.json").read_text("utf-8"))
+    options = methods.get("bacs").options
+    assert (options.stream_lr, options.adapt_lr) == (record["bacs"]["chosen"],) * 2
 
 
 def test_an_untrained_posterior_has_a_fraction_of_each_kernels_variance() -> None:
