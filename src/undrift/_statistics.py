@@ -23,7 +23,8 @@ _looked_at: "weakref.WeakKeyDictionary[Perturbed, tuple[Tensor, int] | None]" = 
 def noise_kept(model: Perturbed) -> float:
     """Return how large the noise in kept norm statistics is: σ over a kernel's standard deviation, at its largest.
 
-    0 where the mean network fits them: the batch's or the source's, moved without noise, or by an inert one.
+    0 where the mean network fits them: the batch's or the source's, moved without noise, or by an inert one. That noise
+    behind the last norm layer alone reaches no statistics is not seen.
     """
     attached = model._attached
     if attached.aside or attached.removed or not noisy_statistics(model):  # off, the source's statistics are in place
@@ -33,10 +34,14 @@ def noise_kept(model: Perturbed) -> float:
     return largest if largest > INERT else 0.0
 
 
-def warn_of_mean(model: Perturbed) -> None:
+def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
     """Warn, once a network, where it is asked without noise and its kept norm statistics are those of noisy passes.
 
-    Every prediction without draws asks; statistics that have not moved since the last one are not looked at again.
+    Every prediction without draws asks; statistics that have not moved since the last one are not looked at again (nor
+    those that the replay of a CUDA graph has moved since: it tells nobody).
+
+    Args:
+        stacklevel: how far up the caller is; 4 is behind `predict` and its no_grad.
     """
     if model.options.norm_statistics not in MOVING or (seen := _looked_at.get(model, (None, 0))) is None:
         return
@@ -55,7 +60,7 @@ def warn_of_mean(model: Perturbed) -> None:
             "deep network may lose half of its accuracy. Ask for samples=1 or more, or let it have statistics of its "
             "own: export(model, path, images=…).",
             UndriftWarning,
-            stacklevel=4,  # behind `predict` and its no_grad
+            stacklevel=stacklevel,
         )
 
 

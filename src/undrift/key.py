@@ -210,13 +210,6 @@ class Key(nn.Module):
         # Inside one graph the recomputed part reads the same tensors; only there is a ticket not needed.
         return make() if self._in_graph() else self._replay(make, number)
 
-    def mode(self) -> tuple[bool, bool]:
-        """Return whether noise is on and whether statistics move, as it was when this part of the network first ran.
-
-        By the time a checkpointed part runs again, `mean()` and `rest()` are over.
-        """
-        return self.once(lambda: (self.noisy, self.training))
-
     def _in_graph(self) -> bool:
         return torch.compiler.is_compiling() and self.traced
 

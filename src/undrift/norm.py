@@ -98,7 +98,10 @@ class Norm(Swapped):
         return self.noisy
 
     def _pace(self) -> tuple[bool, float]:
-        """Return whether statistics move, and how fast, as it is when this part of the network first runs."""
+        """Return whether statistics move, and how fast.
+
+        Asked when a part of the network first runs: by the time a checkpointed one runs again, `rest()` is over.
+        """
         return self.key.training, 1.0 if self.statistics == "domain" else self.momentum
 
     def _refuse_single(self, x: Tensor) -> None:

@@ -19,7 +19,7 @@ from undrift import layers as known_layers
 from undrift._batches import to_device
 from undrift._domain_file import Sigma, sigmas
 from undrift._errors import DataError, OptionError, UndriftError
-from undrift._statistics import fitting_mean
+from undrift._statistics import fitting_mean, noise_kept
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.options import _suggest
@@ -120,7 +120,8 @@ def a_distance(
         # It may have to see all images twice, and an iterator gives them once. (A draw would fit the statistics there
         # are, and measure itself: a Δw that the images of a pass share tells domains apart. Two halves of one domain,
         # ResNet-50, σ a tenth of a kernel's: 1.98, and 0.33 without noise.)
-        domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
+        if noise_kept(net):
+            domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
         mean = fitting_mean(net, (batch for images in domains for batch in _sound(images, batch_size)))
     with evaluating(net), mean:
         first, second = (_activations(net, chosen, _sound(images, batch_size)) for images in domains)

@@ -194,6 +194,10 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
+        done = self.report.batches
+        # At the 1st, 2nd, 4th, 8th… batch: to look is a wait for a GPU, and σ grows slowly.
+        if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
+            warn_of_mean(self.model, stacklevel=3)
         if self.bar is not None:
             if self.report.batches == 1:
                 self._shown.enter_context(self.bar)
@@ -265,8 +269,6 @@ class Stream(Iterator[Prediction]):
                     prediction = Prediction.of(*before, sound)
                 else:
                     draws = self.model.options.test_samples if self.answer == "samples" else 1
-                    if draws == 0:
-                        warn_of_mean(self.model)
                     prediction = average_sound(self.model, kept, sound, draws)
             self._numbers, self._answered = self.online.latest, prediction
         if sound is not None:

@@ -32,7 +32,8 @@ ROWS = (
     # No official code: the posterior's numbers are those of PETAL, the nearest there is. One network is one member;
     # `undrift.together` averages the answers of several.
     # The rate is not PETAL's 1e-3, which goes with CoTTA's loss: with entropy on all weights it ruins the network (50 %
-    # error on development corruptions; 19.9 % at 1e-4, which the rule of benchmarks/rates.py takes).
+    # error on development corruptions; 19.9 % at 1e-4, which the rule of benchmarks/rates.py takes). Streams alone were
+    # searched; epochs have the same.
     Method(
         "bacs",
         "BACS",
