@@ -89,7 +89,7 @@ def markdown(bench: "Online", store: Store, request: Request) -> str:
             text.append(f"## {network.title}: error % by setting\n")
             text.append(_by_setting([main, *others]))
             for part in others:
-                text += [] if part.setting.batch else _part(part)  # of batch sizes one table is enough
+                text += _part(part)
     text.append(_notes(bench))
     return "\n".join(text)
 
