@@ -83,7 +83,7 @@ ROWS = (
         "Jing et al. 2022; Marsden et al. 2024",
         ("stream",),
         PAPER.replace(**_NOT_DRAWN),
-        partial(Roid, consistency=2.0, noisy=True),
+        partial(Roid, noisy=True),
         (Ensemble,),
         variants={
             "paper": {"preset": PAPER.replace(**_NOT_DRAWN)},
