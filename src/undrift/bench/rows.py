@@ -45,6 +45,12 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
     def control(name: str, title: str, method: str, why: str, cost: float, **changes: Any) -> Row:
         return Row(name, method, rate | changes, control=True, cost=cost, why=why, title=title)
 
+    def doubled(name: str, why: str, cost: float) -> Row:
+        title, twice = f"{name}, consistency 2", {"consistency": 2.0}
+        return Row(
+            f"{name}-consistency-2", variant(name, data, get), twice, control=True, cost=cost, why=why, title=title
+        )
+
     return [
         own("source", 0.4),
         own("norm-stats", 0.4),
@@ -55,24 +61,8 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
         Row("vmp:released", "vmp:released", rate, cost=3.0),
         own("vmp-roid", 4.0),
         control("tent-matched-lr", "tent, VMP's rate", "tent", "is it only the learning rate?", 1.0),
-        Row(
-            "roid-consistency-2",
-            variant("roid", data, get),
-            {"consistency": 2.0},
-            control=True,
-            cost=3.0,
-            why="what does twice the consistency do without noise?",
-            title="roid, consistency 2",
-        ),
-        Row(
-            "vmp-roid-consistency-2",
-            variant("vmp-roid", data, get),
-            {"consistency": 2.0},
-            control=True,
-            cost=4.0,
-            why="what does it do with noise? (A prototype's value, from CIFAR-10-C itself; not by the rule.)",
-            title="vmp-roid, consistency 2",
-        ),
+        doubled("roid", "what does twice the consistency do without noise?", 3.0),
+        doubled("vmp-roid", "and with noise? (A prototype's value, from CIFAR-10-C itself; not by the rule.)", 4.0),
         control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, layers=(), test_samples=0),
         control("vmp-sigma-0.04", "vmp, σ² = 0.04 Var", "vmp:paper", "would more noise help?", 5.0, init_fraction=0.04),
         control("vmp-sigma-0.1", "vmp, σ² = 0.1 Var", "vmp:paper", "would much more help?", 5.0, init_fraction=0.1),
