@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.utils import get_total_norm
 
 from undrift._adapted import (
     beside_a_step,
+    drawing,
     fill_likelihood,
     filled_in,
     likelihood_state,
@@ -134,15 +134,12 @@ class Online:
         probs = mean_entropy = loss = torch.zeros((), device=images.device)
         kl = loss.detach()
         asked = False
+        noisy = model.key.noisy and draws > 0
         for draw in range(max(1, draws)):
             with torch.set_grad_enabled(bool(self._learnables)):
                 # Statistics move once a batch, however many draws there are; all are normalised alike.
-                with beside_a_step(model, model.key.noisy) if draw or second else nullcontext():
-                    noisy, model.key.noisy = model.key.noisy, model.key.noisy and draws > 0
-                    try:
-                        logits = forward(model, images)
-                    finally:
-                        model.key.noisy = noisy
+                with beside_a_step(model, noisy) if draw or second else drawing(model.key, noisy):
+                    logits = forward(model, images)
                 model.key.training = False
                 part = self.likelihood(logits, step)
                 if part is not None:

@@ -54,14 +54,18 @@ def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
     size = noise_kept(model)
     _looked_at[model] = None if size else (kept, version)
     if size:
-        warnings.warn(
-            f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard deviation), "
-            "and samples=0 asks the network without noise; needed: draws, or statistics of its own, without which a "
-            "deep network may lose half of its accuracy. Ask for samples=1 or more, or let it have statistics of its "
-            "own: export(model, path, images=…).",
-            UndriftWarning,
-            stacklevel=stacklevel,
-        )
+        asked = "samples=0 asks the network without noise; needed: draws, or statistics of its own"
+        warn_of_noise(size, asked, "Ask for samples=1 or more, or export(model, path, images=…).", stacklevel + 1)
+
+
+def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
+    """Warn that statistics kept from passes with noise of that size do not fit what is asked of the network."""
+    warnings.warn(
+        f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard deviation), and "
+        f"{asked}, without which a deep network may lose half of its accuracy. {to_do}",
+        UndriftWarning,
+        stacklevel=stacklevel,
+    )
 
 
 @torch.no_grad()

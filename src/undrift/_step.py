@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import beside_a_step, filled_in
+from undrift._adapted import beside_a_step, drawing, filled_in
 from undrift._outputs import logits
 from undrift._random import Randomness
 from undrift._types import Following, Keeper, Likelihood, Step
@@ -89,11 +89,8 @@ class Stepper:
 
     def _forward(self, images: Tensor, noisy: bool) -> Tensor:
         key = self.model.key
-        before, key.noisy = key.noisy, key.noisy and noisy
-        try:
+        with drawing(key, key.noisy and noisy):
             return self.forward(images)
-        finally:
-            key.noisy = before
 
     def apply(self, number: int) -> float:
         """Make the step (the number-th of all) and return the learning rate of norm affine parameters."""

@@ -4,7 +4,6 @@ import copy
 import io
 import json
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -15,17 +14,15 @@ from torch import Tensor, nn
 
 from undrift._adapted import keeping_noise
 from undrift._atomic import check, write_bytes
-from undrift._batches import to_device
-from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift._errors import DataError, OptionError, UndriftError
 from undrift._packing import written_by
-from undrift._statistics import noise_kept, own_statistics
+from undrift._statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.file import domain_state
 from undrift.layers import evaluating
 from undrift.norm import Norm
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
-from undrift.predict import _batches as batches_of
-from undrift.predict import finite_rows
+from undrift.predict import sound_batches
 from undrift.select import plain_name
 from undrift.zoo._gsfda import attached_masks
 
@@ -71,8 +68,9 @@ def export(
             f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."
         )
     check(path)
-    if images is None:
-        _warn_of_noise(model)
+    if images is None and (size := noise_kept(model)):
+        asked = "the exported network has none; needed: statistics of its own"
+        warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).", stacklevel=3)
     plain = mean_network(model, images)
     return write_bytes(path, _state_dict(model, plain) if format == "state_dict" else _program(model, plain, example))
 
@@ -113,9 +111,7 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
 def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator[Tensor]:
     """Yield the finite images; a lone one has no variance behind a pooled map, and is left out."""
     none = True
-    for batch in batches_of(images, 100 if isinstance(images, Tensor) else None):
-        batch = to_device(batch, model)
-        batch = batch[finite_rows(batch)]
+    for batch in sound_batches(model, images, 100 if isinstance(images, Tensor) else None):
         if len(batch) > 1:
             none = False
             yield batch
@@ -123,17 +119,6 @@ def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator
         raise DataError(
             "images has no batch of two finite images or more; needed: images of the domain, from which norm "
             "statistics are taken. Give a tensor, a domain or batches of them."
-        )
-
-
-def _warn_of_noise(model: Perturbed) -> None:
-    if size := noise_kept(model):
-        warnings.warn(
-            f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard "
-            "deviation), and the exported network has none; needed: statistics of its own, without which a deep "
-            "network may lose half of its accuracy. Give images of the domain: export(model, path, images=…).",
-            UndriftWarning,
-            stacklevel=3,
         )
 
 

@@ -224,6 +224,14 @@ def _sound(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
     return images[sound], sound
 
 
+def sound_batches(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int | None = None) -> Iterator[Tensor]:
+    """Yield the finite images of each batch, on the network's device; a batch without any is left out."""
+    for batch in _batches(images, batch_size):
+        sound, _ = _sound(model, batch)
+        if len(sound):
+            yield sound
+
+
 def _unknown(model: nn.Module, images: Tensor, sound: Tensor | None) -> Prediction:
     """Return the answer to a batch of which no image is finite, or that has none."""
     return Prediction.unknown(0 if sound is None else len(sound), some_logits(model, images))

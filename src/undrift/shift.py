@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift import layers as known_layers
-from undrift._batches import to_device
 from undrift._domain_file import Sigma, sigmas
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._statistics import fitting_mean, noise_kept
@@ -24,7 +23,7 @@ from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.options import _suggest
 from undrift.perturb import Perturbed
-from undrift.predict import _batches, finite_rows
+from undrift.predict import sound_batches
 from undrift.prior import initial_log_var
 from undrift.select import one_of, plain_name
 
@@ -122,9 +121,9 @@ def a_distance(
         # ResNet-50, σ a tenth of a kernel's: 1.98, and 0.33 without noise.)
         if noise_kept(net):
             domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
-        mean = fitting_mean(net, (batch for images in domains for batch in _sound(images, batch_size)))
+        mean = fitting_mean(net, (batch for images in domains for batch in _sound(net, images, batch_size)))
     with evaluating(net), mean:
-        first, second = (_activations(net, chosen, _sound(images, batch_size)) for images in domains)
+        first, second = (_activations(net, chosen, _sound(net, images, batch_size)) for images in domains)
     count = min(len(next(iter(seen.values()))) for seen in (first, second))
     if count < LEAST:
         raise DataError(
@@ -222,14 +221,9 @@ def _chosen(net: nn.Module, layers: Sequence[str] | None) -> dict[str, nn.Module
     return {name: modules[name] for name in layers}
 
 
-def _sound(images: Any, batch_size: int) -> Iterator[Tensor]:
-    """Yield batches of the finite images."""
+def _sound(net: nn.Module, images: Any, batch_size: int) -> Iterator[Tensor]:
     # A loader has batches of its own.
-    size = batch_size if isinstance(images, Tensor | FileDomain | TensorDomain) else None
-    for batch in _batches(images, size):
-        sound = batch[finite_rows(batch)]
-        if len(sound):
-            yield sound
+    return sound_batches(net, images, batch_size if isinstance(images, Tensor | FileDomain | TensorDomain) else None)
 
 
 @torch.no_grad()
@@ -240,7 +234,7 @@ def _activations(net: nn.Module, chosen: dict[str, nn.Module], batches: Iterable
     with _watching(chosen, seen):
         for batch in batches:
             looked_at += len(batch)
-            net(to_device(batch, net))
+            net(batch)
     for name, parts in seen.items():
         if looked_at and not parts:
             raise OptionError(f"the network never called {name!r}, so it has no output. Name layers that it calls.")

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift._adapted import one_pass
-from undrift._batches import to_device
 from undrift._errors import DataError, UndriftWarning
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
-from undrift.predict import _batches, finite_rows, forward
+from undrift.predict import forward, sound_batches
 
 LEAST, MOST = 0.05, 20.0
 
@@ -48,13 +47,10 @@ def temperature(
     change = augment or mirror_and_move
     logits, agreements = [], []
     with evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
-        for batch in _batches(batches, None):
-            images = to_device(batch, model)
-            images = images[finite_rows(images)]
-            if len(images):
-                clean, augmented = forward(model, images), forward(model, change(images))
-                logits.append(clean)
-                agreements.append(clean.argmax(1) == augmented.argmax(1))
+        for images in sound_batches(model, batches):
+            clean, augmented = forward(model, images), forward(model, change(images))
+            logits.append(clean)
+            agreements.append(clean.argmax(1) == augmented.argmax(1))
     if not logits:
         raise DataError(
             "there is no finite image to choose a temperature from; a few hundred are needed, without labels. Check "

@@ -65,15 +65,15 @@ class Part:
     Attributes:
         kind: lines over values, a dot a trial, or σ's own figure.
         title: what it asks.
-        axis: what the values are.
+        axis: what the values of lines are.
     """
 
     name: str
-    kind: Literal["lines", "bars", "sigma"]
+    kind: Literal["lines", "dots", "sigma"]
     title: str
-    axis: str
     trials: tuple[Trial, ...]
     note: str = ""
+    axis: str = ""
 
 
 def parts(tiny: bool = False) -> dict[str, Part]:
@@ -110,7 +110,7 @@ def _sigma(tiny: bool) -> Part:
         "its shape already. σ over the standard deviation of its kernel starts as a flat line: what is learned is the "
         "distance from it. A-distances are of the source network, between source and target images."
     )
-    return Part("sigma", "sigma", "Does σ grow where the domains differ?", "layer", trials, note)
+    return Part("sigma", "sigma", "Does σ grow where the domains differ?", trials, note)
 
 
 def _prior() -> Part:
@@ -128,7 +128,7 @@ def _prior() -> Part:
         "Where σ² starts at a hundredth of the kernel's variance (curves without “starts there”), the prior acts "
         "through the KL alone. Where it starts at the prior, λ is also the size of the noise."
     )
-    return Part("prior", "lines", "How much does the prior's scale matter?", "λ of the prior", tuple(trials), note)
+    return Part("prior", "lines", "How much does the prior's scale matter?", tuple(trials), note, "λ of the prior")
 
 
 def _sharing() -> Part:
@@ -141,7 +141,7 @@ def _sharing() -> Part:
         "Linear layers have one σ a weight in both, as in the paper, which counts 0.6 million instead of 24.03 "
         "(ResNet-50) and 30 thousand instead of 36.47 million (WRN-28-10)."
     )
-    return Part("sharing", "bars", "What does sharing σ within a kernel cost?", "σ", tuple(trials), note)
+    return Part("sharing", "dots", "What does sharing σ within a kernel cost?", tuple(trials), note)
 
 
 def _layers(tiny: bool) -> Part:
@@ -153,7 +153,7 @@ def _layers(tiny: bool) -> Part:
         trials.append(_vmp(where, "", "the last layer alone", last=1))
         trials.append(_vmp(where, "", "no layer (σ = 0)", 1.0, **NO_NOISE))
     note = "Norm layers adapt everywhere in all of them: only the noise is left out."
-    return Part("layers", "bars", "Which layers need the noise?", "layers with noise", tuple(trials), note)
+    return Part("layers", "dots", "Which layers need the noise?", tuple(trials), note)
 
 
 def _schemes() -> Part:
@@ -176,8 +176,8 @@ def _schemes() -> Part:
     trials.append(_vmp("cifar100-c", "", "perturbation (VMP)"))
     # A control: VMP has other learning rates than the rest, too.
     trials += [_vmp(where, "", "norm affine, VMP's rates", 1.0, **NO_NOISE) for where in ("pacs", "cifar100-c")]
-    note = "On PACS all ask what SHOT asks, on CIFAR-100-C what Tent asks; each with its authors' learning rates."
-    return Part("schemes", "bars", "What should change: norm layers, weights, or noise?", "scheme", tuple(trials), note)
+    note = "On PACS all ask what SHOT asks, on CIFAR-100-C what Tent asks; each at the rates of its own method."
+    return Part("schemes", "dots", "What should change: norm layers, weights, or noise?", tuple(trials), note)
 
 
 def _samples() -> Part:
@@ -189,7 +189,7 @@ def _samples() -> Part:
         "are of one adapted network, that of part “sigma”, on 1,000 target images; in a stream each answer is made "
         "before the next step."
     )
-    return Part("samples", "lines", "How many draws are enough?", "draws", tuple(trials), note)
+    return Part("samples", "lines", "How many draws are enough?", tuple(trials), note, "draws (0: the mean network)")
 
 
 def _beta() -> Part:
@@ -201,4 +201,4 @@ def _beta() -> Part:
         "The paper searched β in [0.1, 2] and took 0.3, which is SHOT's own value; it does not say how it searched "
         "without labels."
     )
-    return Part("beta", "lines", "How much weight for the pseudo-labels?", "β", tuple(trials), note)
+    return Part("beta", "lines", "How much weight for the pseudo-labels?", tuple(trials), note, "β")

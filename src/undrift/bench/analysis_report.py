@@ -54,8 +54,7 @@ def figures(planned: Sequence[Planned], store: Store) -> dict[str, Callable[[Pat
         if part.kind == "lines":  # a line has two ends
             panels = {name: curves for name, curves in panels.items() if max(map(len, curves.values())) > 1}
         if panels and part.kind == "lines":
-            axis = f"{part.axis} (0: the mean network)" if part.name == "samples" else part.axis
-            drawn[f"-{part.name}"] = partial(analysis_figures.lines, title=part.title, axis=axis, panels=panels)
+            drawn[f"-{part.name}"] = partial(analysis_figures.lines, title=part.title, axis=part.axis, panels=panels)
         elif panels:
             drawn[f"-{part.name}"] = partial(analysis_figures.dots, title=part.title, panels=panels)
     return drawn

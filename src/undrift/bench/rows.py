@@ -9,6 +9,7 @@ from typing import Any
 
 from undrift._errors import OptionError
 from undrift.bench.cell import Row
+from undrift.bench.offline_rows import NO_NOISE
 
 # The paper's rates of VMP, which are also those of the matched control.
 VMP_RATES: dict[str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
         control("tent-matched-lr", "tent, VMP's rate", "tent", "is it only the learning rate?", 1.0),
         doubled("roid", "what does twice the consistency do without noise?", 3.0),
         doubled("vmp-roid", "and with noise? (A prototype's value, from CIFAR-10-C itself; not by the rule.)", 4.0),
-        control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, layers=(), test_samples=0),
+        control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, **NO_NOISE),
         control("vmp-sigma-0.04", "vmp, σ² = 0.04 Var", "vmp:paper", "would more noise help?", 5.0, init_fraction=0.04),
         control("vmp-sigma-0.1", "vmp, σ² = 0.1 Var", "vmp:paper", "would much more help?", 5.0, init_fraction=0.1),
         own("eta", tier="B"),

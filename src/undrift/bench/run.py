@@ -99,9 +99,8 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
     with Bar(benchmark.name, len(cells), False if quiet else None, outcome.kept) as bar:
         for number, cell in enumerate(pending, 1):
             left = None if request.deadline is None else request.deadline - (time.monotonic() - started)
-            known = knowing is not None and knowing.known(cell)
-            guess = 0.0 if known else guessed_seconds(cell, cells, store)
-            if left is not None and not known and left < MARGIN * guess:
+            guess = guessed_seconds(cell, cells, store)
+            if left is not None and left < MARGIN * guess and not (knowing is not None and knowing.known(cell)):
                 say(f"{left:.0f} s are left and {cell.key} takes about {guess:.0f} s: not started")
                 continue
             bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")

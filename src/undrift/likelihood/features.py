@@ -2,17 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import keeping_noise, noisy_statistics
 from undrift._batches import to_device
 from undrift._errors import DataError, OptionError
 from undrift._outputs import logits as logits_of
-from undrift._statistics import own_statistics
+from undrift._statistics import fitting_mean
 from undrift._types import Batches
 from undrift.layers import evaluating
 from undrift.options import _suggest
@@ -99,8 +98,8 @@ def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, 
     under the others a ResNet-50 had 18 % of its answers right instead of 44 (benchmarks/noise_statistics.py).
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    own = own_statistics(model, (images for _, images in batches())) if noisy_statistics(model) else nullcontext()
-    with evaluating(model), keeping_noise(model.key), own, model.mean(), watching(model.net, name) as seen:
+    domain = (images for _, images in batches())
+    with evaluating(model), fitting_mean(model, domain), watching(model.net, name) as seen:
         for indices, images in batches():
             logits = logits_of(model(to_device(images, model)))
             parts.append((indices.cpu(), latest(seen, name), logits.softmax(1)))
