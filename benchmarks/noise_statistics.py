@@ -2,7 +2,8 @@
 
 A source network of PACS (ResNet-50, `undrift train pacs`), images of another domain, nothing learned. Statistics are
 averages over the images' batches, once of noisy passes and once of passes without noise; the network is asked with and
-without noise under both.
+without noise under both. And in steps of a stream (a noisy pass a batch, whose statistics are kept): what does a second
+look without noise have by these statistics, and what by the batch's own, as `Step.mean_logits` takes them?
 
     python benchmarks/noise_statistics.py --data ../shared/data/pacs --source photo.safetensors --target sketch
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import undrift
 from undrift import data, zoo
+from undrift._types import Step
 from undrift.bench.measure import machine
 from undrift.train import load_source
 
@@ -37,6 +39,29 @@ def accuracies(source: Path, images: Tensor, labels: Tensor, noisy: bool, fracti
         answer = undrift.predict(model, images, samples, generator=0, batch_size=BATCH)
         found[name] = float((answer.label == labels).float().mean())
     return found
+
+
+@torch.no_grad()
+def in_steps(source: Path, images: Tensor, labels: Tensor, fraction: float) -> dict[str, float]:
+    """Return the accuracy of each step's draw, and of second looks without noise."""
+    model = undrift.perturb(
+        load_source(source)[0].to(images.device).eval(),
+        norm_statistics="train",
+        norm_momentum=1.0,
+        init_fraction=fraction,
+        generator=torch.Generator(),
+    )
+    answers: dict[str, list[Tensor]] = {}
+    for part in images.split(BATCH):
+        model.key.training = True
+        draw = model(part)
+        by_batch = Step(model, part, model).mean_logits()
+        with model.mean():
+            kept = model(part)
+        looks = {"the draw": draw, "without noise, by the draw's": kept, "without noise, by the batch's own": by_batch}
+        for name, logits in looks.items():
+            answers.setdefault(name, []).append(logits.argmax(1))
+    return {name: float((torch.cat(labelled) == labels).float().mean()) for name, labelled in answers.items()}
 
 
 def main() -> None:
@@ -60,6 +85,8 @@ def main() -> None:
         found = accuracies(asked.source, images.to(device), labels.to(device), noisy, asked.fraction)
         result["accuracy"][of] = found
         print(of, found, flush=True)
+    result["in_steps"] = in_steps(asked.source, images.to(device), labels.to(device), asked.fraction)
+    print("in steps", result["in_steps"], flush=True)
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "noise-statistics.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -84,7 +84,8 @@ def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
     """Give the network with or without noise, its norm layers as in a step, for passes that move no statistics.
 
     At rest, "train" would take the average that noisy draws have moved instead of the batch's own statistics. The mean
-    network does not fit that: in a step of a ResNet-50 on sketches it had 17 % right, by its batch 41.
+    network does not fit that: in steps of a ResNet-50 on sketches it had 17 % right, by its batches 40
+    (benchmarks/noise_statistics.py).
     """
     # A pace of 0 leaves an average where it is; the average over a domain has none, so all but "train" rest.
     with drawing(model.key, noisy), model.rest(), moving_by(model, 0.0):

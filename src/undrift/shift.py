@@ -117,8 +117,7 @@ def a_distance(
     mean: AbstractContextManager[None] = nullcontext()
     if isinstance(net, Perturbed):
         # It may have to see all images twice, and an iterator gives them once. (A draw would fit the statistics there
-        # are, and measure itself: a Δw that the images of a pass share tells domains apart. Two halves of one domain,
-        # ResNet-50, σ a tenth of a kernel's: 1.98, and 0.33 without noise.)
+        # are, and measure itself: a Δw that the images of a pass share tells even two halves of one domain apart.)
         if noise_kept(net):
             domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
         mean = fitting_mean(net, (batch for images in domains for batch in _sound(net, images, batch_size)))

@@ -151,6 +151,15 @@ def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
     assert not undrift._adapted.noisy_statistics(nothing)
 
 
+def test_noise_too_small_to_matter_costs_no_second_look() -> None:
+    model = undrift.perturb(convnet().eval(), init_fraction=1e-6)
+    calls: list[bool] = []
+    model(images(12))
+    model.net[0].register_forward_hook(lambda *_: calls.append(model.key.noisy))
+    Shot().refresh(model, lambda: iter(domain()))
+    assert calls == [False] * len(domain())
+
+
 def test_statistics_first_moves_them_once() -> None:
     model = undrift.perturb(convnet(), layers=())
     shot = Shot(statistics_first=True)

@@ -1,23 +1,19 @@
-"""The rivals over epochs: what each changes, what stays bit for bit, and that a killed run ends where it would have."""
+"""The rivals over epochs: what each changes, and what stays bit for bit."""
 
 import copy
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import undrift
+from offline_support import network
 from support import images, same, snapshot
 from undrift import methods
-from undrift._adapted import snapshot as adapted_state
-from undrift._types import Step
 from undrift.keep import MaskedGradients
-from undrift.likelihood import Aad, Gsfda, Hcl, Nrc
-from undrift.likelihood import gsfda as gsfda_module
+from undrift.likelihood import Gsfda
 from undrift.scheme import perturb_plain
 from undrift.zoo import masked, masks_of
 
@@ -27,44 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has no feature masks:undrift.UndriftWarning"),
 ]
 
-KINDS: dict[str, type[Any]] = {
-    "nrc": Nrc,
-    "aad": Aad,
-    "gsfda": Gsfda,
-    "hcl": Hcl,
-    "vmp-nrc": Nrc,
-    "vmp-nrc:paper": Nrc,
-    "vmp-nrc:released": Nrc,
-}
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.downsample = nn.Sequential(nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.bn1(self.conv1(x)) + self.downsample(x))
-
-
-class Net(nn.Module):
-    """A residual network in miniature, with SHOT's bottleneck."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), Block(), nn.Flatten())
-        self.bottleneck = nn.Sequential(nn.Linear(54, 8), nn.BatchNorm1d(8))
-        self.classifier = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.bottleneck(self.backbone(x)))
-        return logits
-
-
-def network() -> nn.Module:
-    torch.manual_seed(4)
-    return Net().eval()
+NAMES = ("nrc", "aad", "gsfda", "hcl", "vmp-nrc", "vmp-nrc:paper", "vmp-nrc:released")
 
 
 def changed(model: undrift.Perturbed, before: dict[str, Tensor]) -> set[str]:
@@ -73,7 +32,7 @@ def changed(model: undrift.Perturbed, before: dict[str, Tensor]) -> set[str]:
     return {name for name in now if not torch.equal(now[name], before[name])}
 
 
-@pytest.mark.parametrize("name", [*KINDS, "nrc:office31", "nrc:visda", "aad:office31", "aad:visda", "gsfda:visda"])
+@pytest.mark.parametrize("name", [*NAMES, "nrc:office31", "nrc:visda", "aad:office31", "aad:visda", "gsfda:visda"])
 def test_every_method_runs_in_one_line_and_gives_the_source_back(name: str) -> None:
     net = network()
     before, x = snapshot(net), images(24)
@@ -242,104 +201,6 @@ def test_the_adapted_network_has_the_targets_mask_and_the_source_its_own(tmp_pat
     assert not torch.equal(check(loaded), answers)  # one epoch further
     with pytest.raises(undrift.OptionError, match="masks, behind 'bottleneck', are not among what is trained"):
         undrift.adapt(loaded.remove(), images(24), method="gsfda", epochs=1, train="classifier")
-
-
-class Killed(Exception):
-    pass
-
-
-def killer(kind: type[Any], at: int) -> Callable[..., Any]:
-    """Return a likelihood's call that fails at its at-th batch, after all it does there."""
-    call, calls = kind.__call__, []
-
-    def failing(self: Any, logits: Tensor, step: Step) -> Any:
-        calls.append(call(self, logits, step))
-        if len(calls) == at:
-            raise Killed
-        return calls[-1]
-
-    return failing
-
-
-@pytest.mark.parametrize("at", [2, 6])
-@pytest.mark.parametrize("name", ["nrc", "aad", "gsfda", "hcl", "vmp-nrc"])
-def test_a_killed_run_ends_bit_for_bit_where_it_would_have_ended(
-    name: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, path = images(24), tmp_path / "run.safetensors"
-    settings: dict[str, Any] = {"method": name, "epochs": 3, "batch_size": 8}
-    settings |= {"every": 2} if name == "hcl" else {}
-
-    def run(seed: int, checkpoint: Path | None) -> undrift.History:
-        net = network()
-        torch.manual_seed(seed)
-        steps = {"checkpoint_steps": 1} if checkpoint else {}
-        return undrift.adapt(net, x, checkpoint=checkpoint, **steps, **settings)
-
-    expected = run(5, None)
-    with monkeypatch.context() as patch:
-        patch.setattr(KINDS[name], "__call__", killer(KINDS[name], at))
-        with pytest.raises(Killed):
-            run(5, path)
-    resumed = run(6, path)
-    assert resumed == expected
-    assert expected.model is not None
-    assert resumed.model is not None
-    assert same(adapted_state(resumed.model), adapted_state(expected.model))
-    with resumed.model.mean(), expected.model.mean():
-        assert torch.equal(resumed.model.eval()(x), expected.model.eval()(x))
-
-
-def test_untrained_masks_come_back_with_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Tensor] = []
-    attach = gsfda_module.Gsfda._attach
-
-    def noting(self: Gsfda, model: undrift.Perturbed, width: int) -> Any:
-        masks = attach(self, model, width)
-        made.append(masks.embedding.clone())
-        return masks
-
-    monkeypatch.setattr(gsfda_module.Gsfda, "_attach", noting)
-    path = tmp_path / "run.safetensors"
-    embeddings = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        model = undrift.adapt(network(), images(24), method="gsfda", epochs=1, batch_size=12, checkpoint=path).model
-        assert model is not None
-        embeddings.append(model.masks.embedding)
-    assert torch.equal(*embeddings)
-    assert torch.equal(made[0], embeddings[1])
-
-
-def test_untrained_masks_travel_in_the_domain_file_and_follow_the_generator(tmp_path: Path) -> None:
-    embeddings = []
-    for seed, generator in ((1, 7), (2, 7), (2, 8)):
-        torch.manual_seed(seed)
-        fixed = torch.Generator().manual_seed(generator)
-        model = undrift.adapt(network(), images(24), method="gsfda", epochs=1, batch_size=12, generator=fixed).model
-        assert model is not None
-        embeddings.append(model.masks.embedding.detach())
-    assert torch.equal(embeddings[0], embeddings[1])
-    assert not torch.equal(embeddings[1], embeddings[2])
-
-    path, x = tmp_path / "target.safetensors", images(6)
-    answers = undrift.predict(model, x).probs
-    undrift.save(model, path)
-    assert "bottleneck.masks.embedding" in undrift.inspect(path).tensors
-    net = model.remove()
-    plain = undrift.predict(net, x).probs
-    loaded = undrift.load(net, path)
-    assert torch.equal(undrift.predict(loaded, x).probs, answers)
-    assert torch.equal(loaded.masks.embedding, embeddings[2])
-    assert not any(p is loaded.masks.embedding for p in loaded.parameters() if p.requires_grad)
-    undrift.save(loaded, tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
-    with loaded.off():
-        assert torch.equal(undrift.predict(net, x).probs, plain)
-    undrift.adapt(loaded, images(24), Gsfda(), 1, batch_size=12, keepers=(MaskedGradients(),))  # no second masks
-    assert torch.equal(loaded.masks.embedding, embeddings[2])
-    assert torch.equal(undrift.predict(loaded.remove(), x).probs, plain)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
 
 
 def test_bayes_by_backprop_is_free_everywhere_and_with_shot_leaves_the_classifier() -> None:

@@ -1,0 +1,32 @@
+"""Trees of random images as PACS and Office have them, and a tiny network that looks at them."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from undrift.bench import Request
+from undrift.bench.offline_sets import DataSet
+from undrift.bench.offline_sources import Setup, setup
+from undrift.bench.offline_tiny import TINY, TinyShot
+
+
+def plant(root: Path, classes: tuple[str, ...], count: int, shade: int) -> None:
+    """Write `count` images of noise a class, as a benchmark's tree has them."""
+    generator = np.random.default_rng(shade)
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = generator.integers(0, 128, (22, 26, 3), dtype=np.uint8) + np.uint8(shade)
+            buffer = io.BytesIO()
+            Image.fromarray(pixels).save(buffer, "PNG")
+            (root / name / f"{index}.png").write_bytes(buffer.getvalue())
+
+
+def small(dataset: DataSet, request: Request) -> Setup:
+    """The real folders, seen by a tiny network."""
+    real = setup(dataset, request)
+    options = real.options.replace(epochs=1, batch_size=8)
+    return replace(real, network="tiny", options=options, preprocess=TINY, make=TinyShot, epochs=1)
