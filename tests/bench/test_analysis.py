@@ -64,7 +64,7 @@ def test_every_cell_has_a_file_of_its_own():
 def test_parts_and_data_are_chosen_by_name():
     bench = Analysis()
     cells = bench.cells(Request(only=("prior", "beta"), settings=("pacs",)))
-    assert {cell.setting for cell in cells} == {"prior photo-sketch", "beta photo-sketch"}
+    assert {cell.setting for cell in cells} == {"prior sketch-photo", "beta sketch-photo"}
     other = bench.cells(Request(only=("beta",), extra={"task": "photo-cartoon", "epochs": "5"}))
     assert {cell.setting for cell in other} == {"beta 5 epochs photo-cartoon"}
     assert {cell.images for cell in other} == {2344}
@@ -97,12 +97,12 @@ def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
     # The noise of this untrained network is too small to matter: any number of draws says what ten say.
     assert looked["by_samples"]["10"]["nll"] == pytest.approx(looked["nll"], abs=0.02)
     kernel, weight = (next(r for r in records if r["row"] == f"one-a-{what}") for what in ("kernel", "weight"))
-    assert kernel["taken_from"].startswith("analysis/tiny.sigma_photo-sketch")
+    assert kernel["taken_from"].startswith("analysis/tiny.sigma_sketch-photo")
     assert kernel["accuracy"] == looked["accuracy"]
     assert "taken_from" not in weight
     assert weight["learnables"] > kernel["learnables"]
     text = outcome.text
-    assert "| PACS photo-sketch | in test | 50 |" in text
+    assert "| PACS sketch-photo | in test | 50 |" in text
     assert "| CIFAR-10-C | in test | 50 | not run |" in text
     assert {path.name for path in outcome.wrote} >= {
         "analysis-sigma.png",
@@ -113,7 +113,7 @@ def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
 
 
 def test_what_offline_has_run_is_not_run_again(tmp_path):
-    request = tiny(tmp_path, settings=("photo-sketch",), only=("shot",))
+    request = tiny(tmp_path, settings=("sketch-photo",), only=("shot",))
     run(Offline(), request, quiet, quiet=True)
     (cell,) = Offline().cells(request)
     known = Store(tmp_path / "offline").finished(cell)
@@ -127,7 +127,7 @@ def test_what_offline_has_run_is_not_run_again(tmp_path):
 
 
 def test_what_is_known_is_taken_over_whatever_the_deadline(tmp_path):
-    request = tiny(tmp_path, settings=("photo-sketch",), only=("shot",))
+    request = tiny(tmp_path, settings=("sketch-photo",), only=("shot",))
     run(Offline(), request, quiet, quiet=True)
     (cell,) = Offline().cells(request)
     numbers = Store(tmp_path / "offline").finished(cell)

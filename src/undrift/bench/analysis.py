@@ -14,7 +14,7 @@ from pathlib import Path
 
 from undrift._errors import OptionError
 from undrift.bench import analysis_report
-from undrift.bench.analysis_parts import PLACES, Part, Trial, parts
+from undrift.bench.analysis_parts import PLACES, TASK, Part, Trial, parts
 from undrift.bench.analysis_run import IMAGES, STREAMS, Analysing, Planned, task_of
 from undrift.bench.cell import Cell
 from undrift.bench.offline import Offline
@@ -36,7 +36,7 @@ class Analysis:
     def setup(self, request: Request) -> Setup:
         """Return what offline trials are made of; `--set epochs=N` shortens every adaptation."""
         pacs = SETS["pacs"].shrunk() if request.tiny else SETS["pacs"]
-        task = request.extra.get("task", "photo-sketch")
+        task = request.extra.get("task", TASK)
         known = [t.name for t in pacs.tasks]
         if task not in known:
             raise OptionError(f"there is no task {task!r}; needed: one of {', '.join(known)}. Choose one.")
