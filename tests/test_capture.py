@@ -42,6 +42,9 @@ class Graph:
 class Stream:
     """A stream that need not be waited for."""
 
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
     def wait_stream(self, other: object) -> None:
         pass
 
@@ -52,13 +55,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
     errors: list[Exception] = []
 
     @contextmanager
-    def recording(_graph: Graph) -> Iterator[None]:
+    def recording(_graph: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        # Of this GPU; and other threads may do what they want.
+        assert isinstance(stream, Stream)
+        assert capture_error_mode == "thread_local"
         yield
         if errors:
             raise errors[0]
 
     parts = {"CUDAGraph": Graph, "graph": recording, "Stream": Stream, "current_stream": Stream}
-    for name, part in {**parts, "stream": nullcontext, "device": nullcontext}.items():
+    others = {"stream": nullcontext, "device": nullcontext, "set_stream": lambda _stream: None}
+    for name, part in {**parts, **others}.items():
         monkeypatch.setattr(torch.cuda, name, part)
     return errors
 
@@ -75,6 +82,7 @@ def test_three_calls_settle_and_the_fourth_of_their_shape_is_recorded(failing: l
     for size in (4, 4, 4, 2, 4, 4, 4, 2):
         assert fast(batch(size)) == size
     assert sizes == [4, 4, 4, 2, 4, 2]  # settling, short, recording, short
+    assert fast.recorded
     assert fast._graph.replays == 3
     # A view of something larger is as good as a batch of its own, and each batch goes where the recording reads.
     wide = torch.full((4, 8), 3.0).as_subclass(OnGpu)
@@ -86,7 +94,7 @@ def test_three_calls_settle_and_the_fourth_of_their_shape_is_recorded(failing: l
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (RuntimeError("operation not permitted when stream is capturing"), undrift.UndriftError),
+        (RuntimeError("operation not permitted when stream is capturing"), undrift.CannotRecord),
         (torch.OutOfMemoryError("no memory"), torch.OutOfMemoryError),
     ],
 )
@@ -95,5 +103,6 @@ def test_a_recording_that_fails_says_why(failing: list[Exception], error: Except
     fast = undrift.Captured(len)
     for _ in range(3):
         fast(batch(2))
+    assert not fast.recorded
     with pytest.raises(expected, match=r"not permitted.*reads no values back|no memory"):
         fast(batch(2))

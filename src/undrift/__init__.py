@@ -8,6 +8,7 @@ from undrift import data, methods, shift, zoo
 from undrift._domain_file import DomainFile, inspect
 from undrift._errors import (
     CannotPerturb,
+    CannotRecord,
     DataError,
     OptionError,
     OutputError,
@@ -39,6 +40,7 @@ from undrift.verdict import Verdict
 
 __all__ = [
     "CannotPerturb",
+    "CannotRecord",
     "Captured",
     "Consistency",
     "DataError",

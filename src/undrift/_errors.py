@@ -4,6 +4,7 @@ UndriftError
 ├── OptionError            an option or preset that does not exist, or a value it cannot take
 ├── CannotPerturb          a layer or network that cannot be perturbed faithfully
 ├── PerturbationMismatch   a domain file that does not belong to this network
+├── CannotRecord           a step that cannot be made a CUDA graph
 ├── DataError              a folder, file or batch that is not what was needed
 └── OutputError            a network output that is not a classifier's
 
@@ -25,6 +26,10 @@ class CannotPerturb(UndriftError):
 
 class PerturbationMismatch(UndriftError):
     """A domain file does not belong to this network."""
+
+
+class CannotRecord(UndriftError):
+    """A step cannot be recorded as a CUDA graph."""
 
 
 class DataError(UndriftError):

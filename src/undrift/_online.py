@@ -9,29 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from undrift._adapted import (
-    beside_a_step,
-    drawing,
-    fill_likelihood,
-    filled_in,
-    likelihood_state,
-    moving_by,
-    restore,
-    snapshot,
-)
+from undrift._adapted import fill_likelihood, filled_in, likelihood_state, moving_by, restore, snapshot
+from undrift._captured import CapturedGradient
 from undrift._errors import PerturbationMismatch
+from undrift._gradient import Gradient
 from undrift._guard import Guard
 from undrift._resume import shown
 from undrift._step import uninterrupted
 from undrift._stream_report import StreamReport
-from undrift._types import Answering, Following, Keeper, Likelihood, Step
+from undrift._types import Following, Keeper, Likelihood
 from undrift.fingerprint import fingerprint
-from undrift.likelihood import one_number
 from undrift.objective import kl_term
 from undrift.optimise import climbed, learnables, weights_moved
 from undrift.perturb import Perturbed
-from undrift.predict import forward
-from undrift.prediction import entropy_of
 
 
 class Online:
@@ -50,6 +40,7 @@ class Online:
         optimiser: torch.optim.Optimizer,
         guard: Guard | None,
         keepers: Sequence[Keeper] = (),
+        captured: bool = False,
     ) -> None:
         self.model, self.likelihood, self.optimiser, self.guard = model, likelihood, optimiser, guard
         self.keepers = tuple(keepers)
@@ -60,6 +51,8 @@ class Online:
             keeper.start(model)
         # A keeper may take parts of the network out of what is trained.
         self._learnables = [p for p in learnables(optimiser) if p.requires_grad]
+        self._gradient = Gradient(model, likelihood, self._learnables, self.keepers)
+        self._captured = CapturedGradient(self._gradient) if captured else None
         self._start = snapshot(model)
         self._start_likelihood = copy.deepcopy(likelihood_state(likelihood))
         self._identity: dict[str, Any] | None = None
@@ -76,16 +69,18 @@ class Online:
         """Make one step, or none where it would not be finite; return mean softmax and mean entropy of its draws."""
         # Moving statistics are replaced, never changed in place, so the old tensors are a copy for free.
         statistics = [(p.layer, dict(p.layer._buffers)) for p in self.model.norms]
-        taken = False
+        if self._captured is not None:
+            self._captured.keep()  # but for a replay, which knows one place for each
+        size, taken = self.seen + len(images), False
         why_not: str | None = None
         try:
             with moving_by(self.model, self.model.options.stream_norm_momentum):
-                probs, mean_entropy, numbers = self._gradient(images)
+                probs, mean_entropy, numbers = (self._captured or self._gradient)(images, size)
             last = numbers
             if numbers is not None and self.model.options.climb and self._learnables:
                 with climbed(self._learnables, self.model.options.climb):
                     self.optimiser.zero_grad()
-                    _, _, last = self._gradient(images, second=True)
+                    _, _, last = self._gradient(images, size, second=True)
             if last is None:
                 # The images are sound, and statistics may keep what they saw of them.
                 why_not, taken = "nothing asked of it", True
@@ -101,6 +96,8 @@ class Online:
             if not taken:
                 for layer, buffers in statistics:
                     layer._buffers.update(buffers)
+                if self._captured is not None:
+                    self._captured.put_back()
                 filled_in(self.model)
         self.seen += len(images)
         if why_not is not None:
@@ -121,51 +118,6 @@ class Online:
             if (why := keeper.after(self.model, self.latest["likelihood"])) is not None:
                 self.report.reset(why)
         weights_moved()
-
-    def _gradient(self, images: Tensor, second: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Leave the objective's gradient in the parameters; return mean softmax, mean entropy, and three numbers.
-
-        They are likelihood, KL and the gradient's norm, still on the device; None where nothing was asked.
-        """
-        model = self.model
-        draws = model.options.train_samples
-        step = Step(model, images, lambda x: forward(model, x), climbed=second)
-        model.key.training = not second
-        probs = mean_entropy = loss = torch.zeros((), device=images.device)
-        kl = loss.detach()
-        asked = False
-        noisy = model.key.noisy and draws > 0
-        for draw in range(max(1, draws)):
-            with torch.set_grad_enabled(bool(self._learnables)):
-                # Statistics move once a batch, however many draws there are; all are normalised alike.
-                with beside_a_step(model, noisy) if draw or second else drawing(model.key, noisy):
-                    logits = forward(model, images)
-                model.key.training = False
-                part = self.likelihood(logits, step)
-                if part is not None:
-                    asked, part = True, one_number(part) / max(1, draws)
-                    if self._learnables:
-                        part.backward()  # draw by draw: one graph at a time is held
-                    loss = loss + part.detach()
-            answer = logits.detach()
-            if isinstance(self.likelihood, Answering) and not second:
-                answer = self.likelihood.answer(answer)
-            softmax = answer.softmax(dim=1)
-            probs = probs + softmax / max(1, draws)
-            mean_entropy = mean_entropy + entropy_of(softmax) / max(1, draws)
-        if not asked:
-            return probs, mean_entropy, None
-        if self._learnables:
-            kl = kl_term(model, size=self.seen + len(images))
-            for penalty in (kl, *(keeper.penalty(model) for keeper in self.keepers)):
-                if penalty is not None and penalty.requires_grad:
-                    penalty.backward()
-            kl = kl.detach()
-        # The norm, not the largest value: Adam keeps squares, and an infinite one would stop its parameter for ever.
-        grads = [p.grad for p in self._learnables if p.grad is not None]
-        # Of no tensors torch's norm is a zero on the CPU, and to bring that to a GPU is a wait.
-        norm = get_total_norm(grads) if grads else loss.new_zeros(())
-        return probs, mean_entropy, torch.stack([t.to(loss) for t in (loss, kl, norm)])
 
     def _read(self, found: Tensor) -> float:
         """Remember likelihood and KL, and return the gradient's norm: one transfer, as each is a wait for a GPU."""
@@ -251,6 +203,8 @@ class Online:
             raise
 
     def _fill(self, state: Mapping[str, Any]) -> None:
+        if self._captured is not None:
+            self._captured.forget()  # keepers and likelihood may hold other tensors after this
         restore(self.model, state["start"])
         restore(self.model, state["model"])
         try:

@@ -57,7 +57,9 @@ class Step:
 class Likelihood(Protocol):
     """What is asked of the unlabelled data: a loss that stands for −log p, a mean over samples.
 
-    An `nn.Module` may be one; its own parameters are then trained along.
+    An `nn.Module` may be one; its own parameters are then trained along. One whose own class says `recordable = True`
+    may be part of a CUDA graph (`stream(…, captured=True)`): it asks something of every batch, reads no values back,
+    has no shapes that depend on values, and none of the tensors that it looks at is replaced between batches.
     """
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
@@ -114,7 +116,8 @@ class Keeper:
     """What holds a network to its source while it adapts; each method does nothing unless a keeper says otherwise.
 
     The order of a step: gradient of likelihood + KL + `penalty`; `gradients`; the optimiser's step; the likelihood's
-    `follow`; `after`.
+    `follow`; `after`. Only `penalty` would be part of a CUDA graph; a keeper that has one says `recordable = True`
+    where it can be (see `Likelihood`).
     """
 
     def start(self, model: Perturbed) -> None:

@@ -1,12 +1,13 @@
 """A step of one's own as one CUDA graph, so that none of its kernels waits for Python."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from undrift._errors import UndriftError
+from undrift._errors import CannotRecord
 
 T = TypeVar("T")
 _SETTLING = 3  # calls in which kernels are compiled and an optimiser makes its state
@@ -38,6 +39,11 @@ class Captured(Generic[T]):
         self._inputs: tuple[Tensor, ...] = ()
         self._output: T | None = None
 
+    @property
+    def recorded(self) -> bool:
+        """Whether there is a graph that calls replay."""
+        return self._graph is not None
+
     def __call__(self, *tensors: Tensor) -> T:
         """Take the step."""
         if not tensors or not all(t.is_cuda for t in tensors):
@@ -60,7 +66,7 @@ class Captured(Generic[T]):
 
     def _aside(self, tensors: tuple[Tensor, ...]) -> T:
         # As a recording does: autograd remembers which stream a tensor's gradient comes in.
-        side = torch.cuda.Stream()
+        side = _side_stream(tensors[0].device, "settling")
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             output = self.step(*tensors)
@@ -69,18 +75,36 @@ class Captured(Generic[T]):
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
         graph, self._inputs = torch.cuda.CUDAGraph(), tuple(t.detach().clone() for t in tensors)
+        current = torch.cuda.current_stream()
         try:
-            with torch.cuda.graph(graph):
+            # A stream of this GPU: torch's own for recordings is of whichever GPU was first. And other threads may do
+            # what we must not meanwhile: a loader's pins memory.
+            side = _side_stream(tensors[0].device, "recording")
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self._output = self.step(*self._inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise UndriftError(
-                f"the step cannot be recorded as a CUDA graph ({error}); needed: a step that reads no values back, and "
-                "an optimiser with capturable=True. Change that, or call the step itself, in a new process: PyTorch's "
-                "generator on this GPU takes itself to be still in the recording."
+            raise CannotRecord(
+                f"the step cannot be recorded as a CUDA graph ({reason(error)}); needed: a step that reads no values "
+                "back, and an optimiser with capturable=True. Change that, or call the step itself, in a new process: "
+                "PyTorch's generator on this GPU takes itself to be still in the recording."
             ) from error
+        finally:
+            torch.cuda.set_stream(current)  # one that fails stays in its own
         self._graph = graph
+
+
+@cache
+def _side_stream(device: torch.device, _what: str) -> torch.cuda.Stream:
+    """Return always the same stream: libraries keep workspaces for each, and freed memory stays with it."""
+    return torch.cuda.Stream(device)
+
+
+def reason(error: BaseException) -> str:
+    """Return what went wrong in a recording: its end, which fails then too, says less than what came before."""
+    first = error.__context__
+    return str(first if isinstance(first, RuntimeError) else error).partition("\n")[0]
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:

@@ -93,7 +93,7 @@ def _shifts(model: Perturbed) -> list[Tensor]:
     return out
 
 
-def kl_term(model: Perturbed, size: int | None = None) -> Tensor:
+def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:
     """Return the KL as the objective adds it to a loss that is a mean over samples.
 
     The paper's eq. 3 writes E[p(D|Δw)] for the expected likelihood; the bound needs its logarithm, E[log p(D|Δw)], and
@@ -104,10 +104,11 @@ def kl_term(model: Perturbed, size: int | None = None) -> Tensor:
 
     Args:
         model: a perturbed network; its options say which of the two.
-        size: number of samples in the data set (in a stream: seen so far); needed for the bound.
+        size: number of samples in the data set (in a stream: seen so far); needed for the bound. A tensor with this
+            number is not looked at: to read it is a wait for a GPU.
     """
     if model.options.kl_reduction == "mean":
         return model.options.kl_weight * kl(model)
-    if size is None or size < 1:
+    if size is None or (not isinstance(size, Tensor) and size < 1):
         raise OptionError(f'size={size!r}: kl_reduction="bound" divides by the number of samples. Give it, at least 1.')
     return model.options.kl_weight * kl(model, "sum") / size

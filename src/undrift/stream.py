@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from undrift._batches import images_of, to_device
 from undrift._begin import given_back, named
+from undrift._captured import check_recordable
 from undrift._errors import DataError, OptionError
 from undrift._guard import Guard
 from undrift._online import Online
@@ -41,6 +42,7 @@ def stream(
     lr: float | None = None,
     episodic: bool | None = None,
     guard: bool = False,
+    captured: bool = False,
     keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
     preprocess: "Preprocess | None" = None,
@@ -74,6 +76,12 @@ def stream(
             method does.
         guard: put the network back to that state when it predicts far fewer classes than the source network does on the
             same images (see `undrift._guard`). Two more forward passes a batch.
+        captured: on a GPU, make one CUDA graph of the gradient's computation: three batches of one size run as they
+            are, the fourth is recorded, and from then on none of that waits for Python. Answers, noise and statistics
+            are what they are without it, up to rounding. Batches of other sizes run as they are, as do all on a CPU. A
+            replay calls no hook of yours on the network. The likelihood has to say `recordable = True`, as `entropy`
+            and `Information` do: it reads no values back, and no shape in it depends on values. A keeper with a
+            `penalty` has to say so too.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: with `method`, makes the noise reproducible.
         preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go
@@ -127,13 +135,15 @@ def stream(
             episodic = recipe.episodic if episodic is None else episodic
         assert isinstance(model, Perturbed)
         asked = as_likelihood(entropy if likelihood is None else likelihood)
+        if captured:
+            check_recordable(model, asked, keepers)
         if isinstance(asked, Watching):
             # First of all: a likelihood may make parameters of its own once it sees the network.
             watched.enter_context(asked.watch(model))
         own = asked.parameters() if isinstance(asked, nn.Module) else ()
         optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own)
         total = length_hint(batches) or None
-        online = Online(model, asked, optimiser, Guard() if guard else None, keepers)
+        online = Online(model, asked, optimiser, Guard() if guard else None, keepers, captured)
         bar = Bar("stream", total) if progress else None
         going = Stream(online, iter(batches), chosen, bool(episodic), bar, watched.pop_all())
         if begun is not None:

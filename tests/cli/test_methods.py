@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from support import same
 from undrift import methods
 from undrift._types import Keeper
 from undrift.cli._app import USAGE
@@ -71,6 +72,19 @@ def test_stream_with_a_method_is_the_api_with_a_method(run: Run, weights: dict[s
     file = undrift.inspect("b.safetensors")
     assert torch.equal(going.model.net.norm.weight, file.tensors["norm.weight"])
     assert file.options == methods.get("tent").options.replace(stream_lr=5e-3)
+
+
+def test_a_captured_stream_is_the_same_and_may_go_on_without(run: Run) -> None:
+    words = (*STREAM, "--method", "tent")
+    assert run(*words, "--answers", "s.csv", "--out", "a.safetensors").code == 0
+    found = run(*words, "--answers", "c.csv", "--out", "b.safetensors", "--captured", "--state", "c.state")
+    assert found.code == 0, found.err
+    assert Path("c.csv").read_bytes() == Path("s.csv").read_bytes()
+    assert same(*(undrift.inspect(f"{name}.safetensors").tensors for name in "ab"))
+    assert run(*words, "--answers", "c.csv", "--state", "c.state").code == 0  # all images are done with
+    found = run(*STREAM, "--answers", "r.csv", "--method", "roid", "--captured")
+    assert (found.code, "captured=True, but Roid" in found.err) == (USAGE, True), found.err
+    assert not Path("r.csv").exists()
 
 
 def test_a_variant_is_a_preset_of_the_method(run: Run) -> None:

@@ -42,6 +42,9 @@ def run(
         bool | None, typer.Option(help="Start every batch from the beginning's state. Default: no, or as the method.")
     ] = None,
     guard: Annotated[bool, typer.Option("--guard", help="Put that state back when the answers collapse.")] = False,
+    captured: Annotated[
+        bool, typer.Option("--captured", help="On a GPU, make one CUDA graph of the gradient: less time in Python.")
+    ] = False,
     abstain_below: Annotated[
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
@@ -101,6 +104,7 @@ def run(
         lr=options.get("stream_lr"),
         episodic=episodic,
         guard=guard,
+        captured=captured,
         keepers=parts.keepers,
         progress=not session.quiet,
     )

@@ -92,6 +92,8 @@ class Posterior(Keeper):
         fraction: of Var(kernel), for an untrained posterior.
     """
 
+    recordable = True
+
     def __init__(
         self, posterior: Any = None, posterior_weight: float = 1e-9, floor: float = 1e-6, fraction: float = 0.01
     ) -> None:

@@ -17,3 +17,6 @@ def entropy(logits: Tensor, step: Step | None = None) -> Tensor:  # noqa: ARG001
     """
     log_probs = logits.log_softmax(dim=1)
     return -(log_probs.exp() * log_probs).sum(dim=1).mean()
+
+
+entropy.recordable = True  # type: ignore[attr-defined]

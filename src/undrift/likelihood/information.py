@@ -30,11 +30,14 @@ class Information:
         -0.693
     """
 
+    recordable = True
+
     def __init__(self, class_prior: Sequence[float] | Tensor | None = None, epsilon: float = 1e-5) -> None:
         if not 0 <= epsilon < 1:
             raise OptionError(f"epsilon={epsilon!r} is not in [0, 1). SHOT's is 1e-5.")
         self.epsilon = epsilon
         self.class_prior = None if class_prior is None else _normalised(class_prior)
+        self._there: dict[object, Tensor] = {}  # the same on each device that asked: to bring it there is a wait
 
     def __call__(self, logits: Tensor, step: Step | None = None) -> Tensor:  # noqa: ARG002
         """Return the loss of one batch."""
@@ -50,7 +53,10 @@ class Information:
                 f"class_prior has {len(self.class_prior)} classes, the network {len(mean)}. "
                 "Give one frequency for each of the network's classes, in its order."
             )
-        prior = self.class_prior.to(mean)
+        place = mean.device, mean.dtype
+        if place not in self._there:
+            self._there[place] = self.class_prior.to(mean)
+        prior = self._there[place]
         return -self._entropy(mean) - (mean * (prior + self.epsilon).log()).sum()
 
     def _entropy(self, probs: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Methods that need a part of their own from source training: a posterior over weights, or a second head."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from undrift.scheme import WEIGHTS
 @dataclass(frozen=True)
 class Tempered:
     """Entropy times α: how much the test images count beside the posterior of the source's."""
+
+    recordable: ClassVar[bool] = True
 
     alpha: float = 1.0
 
