@@ -4,9 +4,7 @@ Tent and VMP (σ per kernel in linear layers too, one draw), each as it is and c
 bfloat16, answers from the step's own pass (`answer="before"`). All four streams of a network take turns in one process,
 batch by batch, so that a slow moment is everybody's; medians, after the batches in which graphs are recorded.
 
-Predicted before the first run (one H200; uncompiled steps were 1.57, 2.25 and 1.81 × Tent's, as one CUDA graph 1.26,
-1.38 and 1.40 ×): as they are 1.6, 2.2, 1.8 ×; both captured 1.35, 1.5, 1.5 ×, as optimiser and bookkeeping stay in
-Python; VMP captured against Tent as it is 1.15, 0.85, 0.8 ×.
+Predictions and outcomes are in benchmarks/NOTES.md, version 10.
 
     python benchmarks/stream_captured.py --out benchmarks/results
 """

@@ -50,7 +50,10 @@ class Attached:
         for module, hook in self.before:
             self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         for module, hook in reversed(self.after):
-            self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True))
+            # A norm policy has to hear of a pass that raised (a checkpoint ends its second run so): the layer then
+            # holds statistics that must not stay.
+            always = isinstance(getattr(hook, "__self__", None), Swapped)
+            self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=always))
         vars(root_of(self.net))[_NAME] = self
         _live.add(self)
 

@@ -11,6 +11,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from undrift._errors import UndriftError, UndriftWarning
 from undrift._swap import Swapped
+from undrift._tracking import Tracking, can_track
 from undrift.key import Key
 from undrift.options import Options, Statistics
 
@@ -36,6 +37,8 @@ class Norm(Swapped):
         self.statistics: Statistics | None = wanted if tracked else None
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
+        self.tracking: Tracking | None = None  # while the layer moves its statistics itself
+        self.again = False  # in a checkpoint's second run, which must not move them once more
         self.noisy = False  # the kept statistics were seen to be those of noisy passes; else it has to be looked up
 
     def copy(self, copies: dict[int, Tensor]) -> None:
@@ -64,25 +67,35 @@ class Norm(Swapped):
             self._refuse_single(x)
         # One value a channel has no variance: "train" then takes the kept statistics.
         batch = self.statistics == "batch" or (self.statistics == "train" and moves and x.numel() > x.shape[1])
-        if moves and pace:
+        tracks = batch and moves and bool(pace) and can_track(layer, x)
+        if tracks:
+            self.again = self._runs_again()
+            self.tracking = Tracking(layer, pace)
+        elif moves and pace:
             self._move(layer, x)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
-        # norm from moving its averages.
-        wanted = {"training": batch and isinstance(layer, _BatchNorm), "track_running_stats": not batch}
+        # norm from moving its averages by itself.
+        wanted = {"training": batch and isinstance(layer, _BatchNorm), "track_running_stats": tracks or not batch}
         now = {"training": layer.training, "track_running_stats": bool(layer.track_running_stats)}
         if now != wanted:
             self.flags = now
             _set(layer, wanted)
 
-    def after(self, _layer: Any, _args: Any, _kwargs: Any, _output: Any) -> None:
-        """Give the layer its own flags back."""
+    def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
+        """Give the layer its own flags back, and keep the statistics that it moved; without output its pass raised."""
+        if self.tracking is not None and output is not None and not self.again:
+            self.tracking.keep(in_place=capturing(layer.running_mean))
+            self.tracking, self.noisy = None, self.noisy or self.key.noisy
         self.settle()
 
     def settle(self) -> None:
-        """Give the layer its own flags back; a forward pass that raised could not."""
+        """Give the layer its own flags and statistics back; a forward pass that raised could not."""
         if self.flags:
             _set(self.layer, self.flags)
             self.flags = {}
+        if self.tracking is not None:
+            self.tracking.undo()
+            self.tracking = None
 
     def knows_noise(self) -> bool:
         """Return whether the kept statistics are those of noisy passes; where nobody saw them move: not the source's.
@@ -103,6 +116,15 @@ class Norm(Swapped):
         Asked when a part of the network first runs: by the time a checkpointed one runs again, `rest()` is over.
         """
         return self.key.training, 1.0 if self.statistics == "domain" else self.momentum
+
+    def _runs_again(self) -> bool:
+        """Return whether a checkpoint runs this part of the network a second time.
+
+        Autograd has to save as many tensors as in the first run, so the layer tracks there, too.
+        """
+        first: list[bool] = []
+        self.key.once(lambda: first.append(True))
+        return not first
 
     def _refuse_single(self, x: Tensor) -> None:
         if x.numel() // x.shape[1] == 1:

@@ -1,0 +1,64 @@
+"""A pass in which a batch norm moves its own statistics, as in training.
+
+It computes the batch's statistics to normalise by them. To compute them beside it, too, would be a second pass over
+every activation: half of a training step, in a wide network on a GPU.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+AVERAGES = ("running_mean", "running_var")
+COUNT = "num_batches_tracked"
+
+
+def can_track(layer: Any, x: Tensor) -> bool:
+    """Return whether the layer can normalise the input by batch statistics and move its averages in one.
+
+    Then PyTorch wants averages, scale and shift of one dtype: the input's, or float32 beside a half-precision one.
+    """
+    if torch.compiler.is_compiling() or not isinstance(layer, _BatchNorm):
+        return False
+    tensors = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return dtypes in ({x.dtype}, {torch.promote_types(x.dtype, torch.float32)})
+
+
+class Tracking:
+    """What a layer gets back after such a pass; from now on it moves copies of its averages, at the pace given.
+
+    Copies, as an earlier forward pass may still need the averages for its backward pass, and as a pass can fail.
+    """
+
+    def __init__(self, layer: Any, pace: float) -> None:
+        self.layer = layer
+        self.momentum: float | None = layer.momentum
+        self.old: dict[str, Any] = {name: layer._buffers.get(name) for name in (*AVERAGES, COUNT)}
+        layer._buffers.update({name: self.old[name].clone() for name in AVERAGES})
+        # Batches are not counted. A synchronised layer insists on a count; one on the host costs no launch.
+        layer._buffers[COUNT] = torch.zeros(()) if isinstance(layer, nn.SyncBatchNorm) else None
+        layer.__dict__["momentum"] = pace
+
+    def undo(self) -> tuple[Tensor, Tensor]:
+        """Give the layer all its own back; return the mean and the variance that it moved."""
+        mean, var = (self.layer._buffers[name] for name in AVERAGES)
+        self.layer._buffers.update(self.old)
+        self.layer.__dict__["momentum"] = self.momentum
+        return mean, var
+
+    def keep(self, in_place: bool) -> None:
+        """Give the layer all its own back but the averages: those have moved, where the batch's were finite."""
+        mean, var = self.undo()
+        # What inference mode makes could not take part in a later training step.
+        with torch.inference_mode(False):
+            # A NaN or infinite image must not stay in the average for ever. Either may tell of it alone, by the kernel
+            # that computed them; 0 · ∞ is NaN.
+            sound = torch.add(var, mean, alpha=0) < torch.inf
+            for name, moved in zip(AVERAGES, (mean, var), strict=True):
+                value = torch.where(sound, moved, self.old[name])
+                if in_place:
+                    self.old[name].copy_(value)
+                else:
+                    self.layer._buffers[name] = value
