@@ -109,8 +109,9 @@ def test_bacs_changes_all_weights_and_says_that_its_posterior_is_untrained() -> 
     assert "posterior" in row.needs
 
 
-def test_the_rate_is_what_the_search_took() -> None:
-    record = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "rates.json").read_text("utf-8"))
+@pytest.mark.parametrize("search", ["rates.json", "rates-cuda.json"])
+def test_the_rate_is_what_the_searches_took(search: str) -> None:
+    record = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / search).read_text("utf-8"))
     options = methods.get("bacs").options
     assert (options.stream_lr, options.adapt_lr) == (record["bacs"]["chosen"],) * 2
 

@@ -27,8 +27,8 @@ NOTES = {
     "runs with a head that was trained with the source network, and with nothing else: `--set head=FILE`.",
     "bacs": "it runs with a posterior that was collected at source training, and with nothing else: "
     "`--set posterior=FILE`. No author gives a rate for its entropy; at PETAL's 1e-3, which goes with another loss, it "
-    "had 90 % error on CIFAR-10-C. Its 1e-4 is what the search on 6,000 development images takes by its rule "
-    "(benchmarks/rates.py); it cannot tell 1e-6 and 1e-5 from it.",
+    "had 90 % error on CIFAR-10-C. Its 1e-4 is what the search on development images takes by its rule "
+    "(benchmarks/rates.py); it cannot tell 1e-5 from it.",
 }
 
 
