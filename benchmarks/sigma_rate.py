@@ -74,10 +74,11 @@ def main() -> None:
     images = torch.cat([corrupt(clean, name, 5) for name in DEVELOPMENT]).to(asked.device)
     labels = truth.repeat(len(DEVELOPMENT))
     place = asked.out / "sigma-rate.json"
-    of = {"images": asked.images, "draws": asked.draws}
+    here = machine(torch.device(asked.device))
+    of = {"hardware": here["hardware"], "images": asked.images, "draws": asked.draws}
     result: dict[str, Any] = json.loads(place.read_text()) if place.is_file() else {}
     if not result.items() >= of.items():
-        result = machine(torch.device(asked.device)) | of | {"variants": {}}
+        result = here | of | {"variants": {}}
     print("| | error % | NLL | σ/std, first layer | between, mean | last |\n|---|---:|---:|---:|---:|---:|")
     for name, changes in VARIANTS.items():
         if name not in result["variants"]:

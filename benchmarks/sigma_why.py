@@ -78,7 +78,7 @@ def main() -> None:
         found["tasks"][task] = one = compare(record, by_kl(record))
         write_bytes(asked.results / "sigma-why.json", json.dumps(found, indent=1).encode())
         ranks = ", ".join(f"{name} {value:+.2f}" for name, value in one["rank correlation of growth with"].items())
-        print(f"{task}: σ differs from the KL's by at most {one['most difference']:.1%}; growth goes with {ranks}")
+        print(f"{task}: σ differs from the KL's by at most {one['most difference']:.3%}; growth goes with {ranks}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from undrift import norm
+from undrift._adapted import snapshot
 
 PACE = 0.3
 
@@ -130,22 +131,54 @@ def test_a_pass_that_raises_leaves_all_as_it_was(spoil: Callable[[nn.Module], An
     assert own_state(layer) == before
 
 
-def test_a_pass_that_is_interrupted_leaves_nothing_to_the_next() -> None:
+def stop(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", ["torch.nn.functional.batch_norm", "undrift._tracking.Tracking.begin"])
+def test_a_pass_that_is_interrupted_leaves_all_as_it_was(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch calls no hook then."""
-
-    class Interrupted(nn.BatchNorm2d):
-        def forward(self, x: Tensor) -> Tensor:
-            super().forward(x)
-            raise KeyboardInterrupt
-
-    layer = Interrupted(3)
+    layer = nn.BatchNorm2d(3)
     model = perturbed(layer)
     before = own_state(layer.eval())
+    monkeypatch.setattr(where, stop)
     with pytest.raises(KeyboardInterrupt):
         model(torch.randn(5, 3, 4, 4))
-    assert own_state(layer) != before
-    model.norms[0].settle()
     assert own_state(layer) == before
+
+
+def test_an_interrupted_pass_of_the_plain_network_is_not_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.BatchNorm2d(3)
+    model = perturbed(layer)
+    before = own_state(layer.eval())
+    monkeypatch.setattr(nn.functional, "batch_norm", stop)
+    with pytest.raises(KeyboardInterrupt):
+        model.net(torch.randn(5, 3, 4, 4))
+    assert "num_batches_tracked" in " ".join(snapshot(model))
+    assert own_state(layer) == before
+
+
+class Ghost(nn.BatchNorm2d):
+    """Normalises each half of a batch by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super(Ghost, self).forward(half) for half in x.chunk(2)])
+
+
+class Counting(nn.BatchNorm2d):
+    """Counts for itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_batches_tracked += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [Ghost, Counting])
+def test_what_another_forward_does_with_averages_is_not_relied_on(kind: type[nn.BatchNorm2d]) -> None:
+    layer, x = kind(3), torch.randn(6, 3, 4, 4) + 2
+    model, old = perturbed(layer), kept(layer)
+    model(x)
+    torch.testing.assert_close(kept(layer), moved(old, x))
 
 
 class Blocks(nn.Module):

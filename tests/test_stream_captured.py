@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import undrift
 from captured_support import Fragile, Taped, batches, network, state, taped
@@ -151,8 +151,17 @@ def still(s: Stream) -> None:
     next(p for p in s.model.parameters() if p.requires_grad).requires_grad_(False)
 
 
+def bent(s: Stream) -> None:
+    s.model.net[2] = nn.Sigmoid()
+
+
+def resting(s: Stream) -> None:
+    s.model.norms[0].statistics = "source"
+
+
 @pytest.mark.parametrize(
-    ("change", "graphs"), [(moved, 2), (reseeded, 1), (reset, 1), (loaded, 2), (off, 1), (still, 2)]
+    ("change", "graphs"),
+    [(moved, 2), (reseeded, 1), (reset, 1), (loaded, 2), (off, 1), (still, 2), (bent, 2), (resting, 2)],
 )
 def test_whatever_a_user_does_in_between(change: Any, graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(captured: bool) -> tuple[Stream, list[Any]]:
@@ -266,6 +275,31 @@ def test_what_cannot_be_recorded_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(undrift.CannotRecord, match=r"not permitted.*needed: .*read no values.*in a new process"):
             next(s)
     assert all(torch.equal(before[name], value) for name, value in state(s).items() if name != "key.step")
+    assert s.online.seen == 24
+
+
+class Restless(nn.Module):
+    """Subtracts an average of all that it saw, a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean()
+        return x - self.average
+
+
+def test_a_network_that_replaces_its_buffers_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(Restless(), network()).eval()
+    with taped(monkeypatch):
+        s = stream(undrift.perturb(net), batches(5), captured=True)
+        for _ in range(3):
+            next(s)
+        before = net[0].average
+        with pytest.raises(undrift.CannotRecord, match=r"replaces average .*needed: .*in place.*leave captured out"):
+            next(s)
+    assert net[0].average is before
     assert s.online.seen == 24
 
 

@@ -95,6 +95,8 @@ def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
 
 def adapted(model: Perturbed) -> dict[str, Tensor]:
     """Return all that adaptation changes, by its name in the state dict: learnables, norm state, and the noise's."""
+    for policy in model.norms:
+        policy.settle()  # a pass of the plain network that Ctrl-C stopped could not
     tensors: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     norms = {id(b) for policy in model.norms for b in policy.layer._buffers.values() if b is not None}
     tensors |= {n: b for n, b in model.named_buffers() if id(b) in norms}

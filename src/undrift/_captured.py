@@ -59,15 +59,32 @@ class CapturedGradient:
         captured = self._candidates[kind]
         assert isinstance(captured.step, _Computation)
         captured.step.size.fill_(size)  # by a kernel: a number that is copied from the host is waited for
+        before = [] if captured.recorded else _standing(self.gradient.model)
         probs, entropy, numbers, grads = _run(captured, images)
         for parameter, grad in zip(self.gradient.learnables, grads, strict=True):
             parameter.grad = grad
         if captured.recorded and self._recorded is None:
+            self._refuse_replaced(before)
             self._candidates = {kind: captured}
             self._recorded = _Recorded(self.gradient.model, self.gradient.learnables)
         if self._recorded is not None:
             self._recorded.moved()
         return probs.clone(), entropy.clone(), numbers
+
+    def _refuse_replaced(self, before: Sequence[tuple[dict[str, Tensor | None], str, Tensor | None]]) -> None:
+        """Raise where the forward pass gave a module another tensor: each replay would begin with the recorded one."""
+        replaced = [(table, name, tensor) for table, name, tensor in before if table.get(name) is not tensor]
+        if not replaced:
+            return
+        self.forget()
+        for table, name, tensor in replaced:
+            table[name] = tensor
+        names = ", ".join(sorted({name for _, name, _ in replaced}))
+        raise CannotRecord(
+            f"the network replaces {names} in its forward pass; needed: a network that changes buffers in place, as "
+            "each replay starts from the tensors of the recording. Change that, or leave captured out. This stream "
+            "stands before this batch, and its state_dict() goes on there."
+        )
 
     def keep(self) -> None:
         """Copy the statistics that a step moves."""
@@ -107,9 +124,8 @@ class _Recorded:
     def __init__(self, model: Perturbed, learnables: Sequence[nn.Parameter]) -> None:
         self.model, self.learnables = model, learnables
         self._moving = [(table, name, tensor) for table, name in _moving(model) if (tensor := table[name]) is not None]
-        apart = {id(tensor) for _, _, tensor in self._moving}
-        tables: list[dict[str, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
-        self._places = [(table, name) for table in tables for name, t in table.items() if id(t) not in apart]
+        self._places = [(table, name) for table, name, _ in _standing(model)]
+        self._parts = [(m._modules, list(m._modules.values())) for m in model.modules()]
         self._marks = self._look()
         # As long as the graph is there, nobody else gets the memory that it reads.
         self._held = [tensor.detach() for tensor in (*_tensors(self._places), *learnables)]
@@ -117,7 +133,8 @@ class _Recorded:
     def fits(self) -> bool:
         """Return whether a replay would do what the computation itself would."""
         home = all((t := table.get(name)) is mine or _alike(t, mine) for table, name, mine in self._moving)
-        return home and self._look() == self._marks
+        whole = all(list(table.values()) == parts for table, parts in self._parts)
+        return home and whole and self._look() == self._marks
 
     def bring_home(self) -> None:
         """Give the layers the tensors back that the graph knows, with the values they have now."""
@@ -139,6 +156,7 @@ class _Recorded:
         return [
             *modes,
             self.model.options,
+            *(policy.statistics for policy in self.model.norms),
             *(p.requires_grad for p in self.learnables),
             *(p.data_ptr() for p in self.learnables),
             *(None if t is None else t.data_ptr() for t in tensors),
@@ -193,6 +211,13 @@ def _moving(model: Perturbed) -> list[Place]:
     """Return where the statistics are that move."""
     policies = [policy for policy in model.norms if policy.statistics in MOVING]
     return [(p.layer._buffers, name) for p in policies for name, t in p.layer._buffers.items() if t is not None]
+
+
+def _standing(model: Perturbed) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:
+    """Return every tensor of the network but the statistics that move, and where it is."""
+    apart = {(id(table), name) for table, name in _moving(model)}
+    tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]
+    return [(table, name, t) for table in tables for name, t in table.items() if (id(table), name) not in apart]
 
 
 def _tensors(places: Iterable[Place]) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 AVERAGES = ("running_mean", "running_var")
 COUNT = "num_batches_tracked"
+FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)  # what another one does with its averages, nobody knows
 
 
 def can_track(layer: Any, x: Tensor) -> bool:
@@ -19,7 +20,7 @@ def can_track(layer: Any, x: Tensor) -> bool:
 
     Then PyTorch wants averages, scale and shift of one dtype: the input's, or float32 beside a half-precision one.
     """
-    if torch.compiler.is_compiling() or not isinstance(layer, _BatchNorm):
+    if torch.compiler.is_compiling() or type(layer).forward not in FORWARDS or "forward" in vars(layer):
         return False
     tensors = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
     dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
@@ -27,19 +28,23 @@ def can_track(layer: Any, x: Tensor) -> bool:
 
 
 class Tracking:
-    """What a layer gets back after such a pass; from now on it moves copies of its averages, at the pace given.
-
-    Copies, as an earlier forward pass may still need the averages for its backward pass, and as a pass can fail.
-    """
+    """What a layer gets back after such a pass."""
 
     def __init__(self, layer: Any, pace: float) -> None:
-        self.layer = layer
+        self.layer, self.pace = layer, pace
         self.momentum: float | None = layer.momentum
         self.old: dict[str, Any] = {name: layer._buffers.get(name) for name in (*AVERAGES, COUNT)}
-        layer._buffers.update({name: self.old[name].clone() for name in AVERAGES})
+
+    def begin(self) -> None:
+        """Let the layer move copies of its averages, at the pace given.
+
+        Copies, as an earlier forward pass may still need the averages for its backward pass, and as a pass can fail.
+        Apart from the constructor: whoever is stopped in here knows already what there is to undo.
+        """
+        self.layer._buffers.update({name: self.old[name].clone() for name in AVERAGES})
         # Batches are not counted. A synchronised layer insists on a count; one on the host costs no launch.
-        layer._buffers[COUNT] = torch.zeros(()) if isinstance(layer, nn.SyncBatchNorm) else None
-        layer.__dict__["momentum"] = pace
+        self.layer._buffers[COUNT] = torch.zeros(()) if isinstance(self.layer, nn.SyncBatchNorm) else None
+        self.layer.__dict__["momentum"] = self.pace
 
     def undo(self) -> tuple[Tensor, Tensor]:
         """Give the layer all its own back; return the mean and the variance that it moved."""

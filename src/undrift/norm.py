@@ -71,6 +71,7 @@ class Norm(Swapped):
         if tracks:
             self.again = self._runs_again()
             self.tracking = Tracking(layer, pace)
+            self.tracking.begin()
         elif moves and pace:
             self._move(layer, x)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch

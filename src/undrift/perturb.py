@@ -146,7 +146,15 @@ class Perturbed(nn.Module):
         """Return what the network returns, noisy."""
         if self._removed:
             raise UndriftError("this perturbation was removed. Call the network itself, or undrift.perturb it again.")
-        return self.net(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return self.net(*args, **kwargs)
+        try:
+            return self.net(*args, **kwargs)
+        except BaseException:
+            # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
+            for policy in self.norms:
+                policy.settle()
+            raise
 
     @contextmanager
     def off(self) -> Iterator[nn.Module]:

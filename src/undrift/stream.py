@@ -79,7 +79,8 @@ def stream(
         captured: on a GPU, make one CUDA graph of the gradient's computation: three batches of one size run as they
             are, the fourth is recorded, and from then on none of that waits for Python. Answers, noise and statistics
             are what they are without it, up to rounding. Batches of other sizes run as they are, as do all on a CPU. A
-            replay calls no hook of yours on the network. The likelihood has to say `recordable = True`, as `entropy`
+            replay calls no hook of yours on the network, and what a module keeps in plain attributes (a counter, an
+            eps) is as it was when it was recorded. The likelihood has to say `recordable = True`, as `entropy`
             and `Information` do: it reads no values back, and no shape in it depends on values. A keeper with a
             `penalty` has to say so too.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).

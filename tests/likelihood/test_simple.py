@@ -41,6 +41,16 @@ def test_information_by_hand() -> None:
     assert float(Information(epsilon=0.1)(Z)) == pytest.approx((one + two) / 2 - all_of_them)
 
 
+def test_a_class_prior_may_be_changed() -> None:
+    logits, other = torch.randn(6, 2), [0.9, 0.1]
+    asked, fresh = undrift.Information([0.5, 0.5]), undrift.Information(other)
+    asked(logits)
+    asked.class_prior = torch.tensor(other)
+    assert asked(logits) == fresh(logits)
+    asked.class_prior.copy_(torch.tensor([0.5, 0.5]))
+    assert asked(logits) == undrift.Information([0.5, 0.5])(logits)
+
+
 def test_a_class_prior_makes_the_diversity_term_a_kl() -> None:
     kl = 0.625 * math.log(0.625 / 0.8) + 0.375 * math.log(0.375 / 0.2)
     for prior in ((0.8, 0.2), [80, 20], torch.tensor([4, 1])):
