@@ -65,6 +65,9 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
         doubled("roid", "what does twice the consistency do without noise?", 3.0),
         doubled("vmp-roid", "and with noise? (A prototype's value, from CIFAR-10-C itself; not by the rule.)", 4.0),
         control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, **NO_NOISE),
+        control(
+            "vmp-inner", "vmp, first layer without noise", "vmp:paper", "is it the first layer's?", 5.0, skip_first=1
+        ),
         control("vmp-sigma-0.04", "vmp, σ² = 0.04 Var", "vmp:paper", "would more noise help?", 5.0, init_fraction=0.04),
         control("vmp-sigma-0.1", "vmp, σ² = 0.1 Var", "vmp:paper", "would much more help?", 5.0, init_fraction=0.1),
         own("eta", tier="B"),
