@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 import undrift
 from undrift import _captured, norm
 from undrift.likelihood import entropy
+from undrift.stream import Stream, stream
 
 ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 
@@ -139,3 +140,47 @@ def batches(count: int, size: int = 8) -> list[Tensor]:
 def state(going: undrift.Stream) -> dict[str, Tensor]:
     """Return all that adaptation has changed, on the CPU: learnables, statistics, the noise's step."""
     return {name: value.cpu() for name, value in going.state_dict()["model"].items()}
+
+
+def going(x: list[Tensor], method: str = "vmp", **settings: Any) -> Stream:
+    """Return a stream of the network over batches, where they are."""
+    generator = torch.Generator().manual_seed(0)
+    how = {"stream_optimiser": "sgd", "lr": 0.01, **settings}
+    return stream(network().to(x[0].device), x, method=method, generator=generator, **how)
+
+
+def asking(x: list[Tensor], captured: bool, likelihood: Any = None, **options: Any) -> Stream:
+    """Return a stream of the perturbed network that asks `Fragile`, or what is given."""
+    net = network().to(x[0].device)
+    model = undrift.perturb(net, generator=torch.Generator().manual_seed(0), **options)
+    return stream(model, x, likelihood or Fragile(), lr=0.01, captured=captured)
+
+
+def the_same(one: Stream, other: Stream, answers: tuple[list[Any], list[Any]], rtol: float = 1e-4) -> None:
+    """Assert that two streams gave the same answers, and stand at the same place."""
+    for got, want in zip(*answers, strict=True):
+        torch.testing.assert_close(got.probs, want.probs, rtol=rtol, atol=rtol / 10)
+        torch.testing.assert_close(got.mutual_info, want.mutual_info, rtol=10 * rtol, atol=rtol / 10)
+    ends = state(one), state(other)
+    assert ends[0]["key.step"] == ends[1]["key.step"]
+    torch.testing.assert_close(*ends, rtol=rtol, atol=rtol / 10)
+    assert one.report == other.report
+    assert one.latest == pytest.approx(other.latest, rel=rtol, abs=rtol / 10, nan_ok=True)
+    assert one.online.seen == other.online.seen
+    assert all(p.grad is None for p in one.model.parameters())
+
+
+def reset(s: Stream) -> None:
+    """Put the start state back."""
+    s.online.reset()
+
+
+def loaded(s: Stream) -> None:
+    """Go on from the stream's own state."""
+    s.load_state_dict(s.state_dict())
+
+
+def off(s: Stream) -> None:
+    """Ask the source network something."""
+    with s.model.off():
+        s.model.net(batches(1)[0].to(s.model.key.step.device))

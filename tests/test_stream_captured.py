@@ -9,34 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from captured_support import Fragile, Taped, batches, network, state, taped
+from captured_support import Taped, asking, batches, going, loaded, network, off, reset, state, taped, the_same
 from undrift._types import Keeper
 from undrift.likelihood import Information, ReliableEntropy, entropy
 from undrift.stream import Stream, stream
-
-SETTINGS: dict[str, Any] = {"stream_optimiser": "sgd", "lr": 0.01}
-
-
-def going(x: list[Tensor], method: str = "vmp", **settings: Any) -> Stream:
-    generator = torch.Generator().manual_seed(0)
-    return stream(network(), x, method=method, generator=generator, **{**SETTINGS, **settings})
-
-
-def fragile(x: list[Tensor], captured: bool, **options: Any) -> Stream:
-    model = undrift.perturb(network(), generator=torch.Generator().manual_seed(0), **options)
-    return stream(model, x, Fragile(), lr=0.01, captured=captured)
-
-
-def the_same(one: Stream, other: Stream, answers: tuple[list[Any], list[Any]]) -> None:
-    for got, want in zip(*answers, strict=True):
-        torch.testing.assert_close(got.probs, want.probs, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(got.mutual_info, want.mutual_info, rtol=1e-3, atol=1e-5)
-    ends = state(one), state(other)
-    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
-    assert ends[0]["key.step"] == ends[1]["key.step"]
-    assert one.report == other.report
-    assert one.latest == pytest.approx(other.latest, rel=1e-4, abs=1e-5, nan_ok=True)
-    assert one.online.seen == other.online.seen
 
 
 @pytest.mark.parametrize("method", ["vmp", "vmp:released", "tent", "norm-stats", "source"])
@@ -93,10 +69,10 @@ def test_a_replay_does_what_the_computation_does(
 def test_a_step_that_is_not_made_leaves_nothing(statistics: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = batches(9)
     x[at][2, 0, 0, 0] = 100.0
-    plain = fragile(x, captured=False, norm_statistics=statistics)
+    plain = asking(x, captured=False, norm_statistics=statistics)
     want = list(plain)
     with taped(monkeypatch) as made:
-        fast = fragile(x, captured=True, norm_statistics=statistics)
+        fast = asking(x, captured=True, norm_statistics=statistics)
         got = [next(fast) for _ in range(at)]
         before = state(fast)
         got.append(next(fast))
@@ -113,10 +89,10 @@ def test_other_sizes_run_as_they_are_and_statistics_follow(monkeypatch: pytest.M
     x = [b[:n] for b, n in zip(batches(12), (3, 8, 8, 5, 8, 8, 8, 6, 8, 8, 8, 3), strict=True)]
     x[9][1] = torch.nan  # seven images are left
     x[8][0, 0, 0, 0] = 100.0  # no step, in a replay behind a batch that ran as it is
-    plain = fragile(x, captured=False, norm_statistics="moving", stream_norm_momentum=0.3)
+    plain = asking(x, captured=False, norm_statistics="moving", stream_norm_momentum=0.3)
     want = list(plain)
     with taped(monkeypatch) as made:
-        fast = fragile(x, captured=True, norm_statistics="moving", stream_norm_momentum=0.3)
+        fast = asking(x, captured=True, norm_statistics="moving", stream_norm_momentum=0.3)
         got = list(fast)
     the_same(fast, plain, (got, want))
     # The first size is not what is recorded, but the first that comes four times. Five others run as they are.
@@ -132,19 +108,6 @@ def moved(s: Stream) -> None:
 
 def reseeded(s: Stream) -> None:
     s.model.reseed(5)
-
-
-def reset(s: Stream) -> None:
-    s.online.reset()
-
-
-def loaded(s: Stream) -> None:
-    s.load_state_dict(s.state_dict())
-
-
-def off(s: Stream) -> None:
-    with s.model.off():
-        s.model.net(torch.rand(2, 3, 12, 12))
 
 
 def still(s: Stream) -> None:
