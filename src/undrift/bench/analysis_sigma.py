@@ -22,6 +22,7 @@ def sigma(path: Path, by_task: Mapping[str, Record]) -> int:
         middle.plot(places, _column(record, "relative"), color=colour)
         lower.plot(places, [record["a_distance"][layer] for layer in layers], color=colour)
     upper.set_ylabel("Σσ (ℓ1, as in the paper)")
+    upper.set_yscale("log")  # a linear layer with a σ for every weight has a thousand times as much as the others
     middle.set_ylabel("σ / standard deviation\nof its kernel (mean)")
     lower.set_ylabel("A-distance of the\nsource network")
     lower.set_ylim(0, 2.05)
