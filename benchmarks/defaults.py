@@ -21,7 +21,8 @@ from torch import Tensor
 
 import undrift
 from undrift import data, zoo
-from undrift.data.corrupt import DEVELOPMENT, corrupt
+from undrift.bench.corrupted import development
+from undrift.data.corrupt import corrupt
 from undrift.optimise import make_optimiser
 
 BATCH = 200
@@ -77,18 +78,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run the variants whose name holds this")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    domain = data.cifar10(arguments.data).select(range(arguments.images))
-    clean, labels = next(iter(domain.batches(arguments.images)))
+    images, labels = development(arguments.data, arguments.images, device)
     labels = labels.to(device)
-    corrupted = {name: corrupt(clean, name, 5).to(device) for name in (*DEVELOPMENT, "contrast")}
+    count = min(3 * BATCH, arguments.images)
+    clean, _ = next(iter(data.cifar10(arguments.data).select(range(count)).batches(count)))
+    three = corrupt(clean, "contrast", 5).to(device)
     net = zoo.load("wrn40_2", arguments.data / "wrn40_2.safetensors").to(device).eval()
-    development = torch.cat([corrupted[name] for name in DEVELOPMENT])
-    three = corrupted["contrast"][: 3 * BATCH]
     rows = []
     with torch.no_grad():
-        for batches, which in ((development, "error"), (three, "contrast")):
+        for batches, which in ((images, "error"), (three, "contrast")):
             out = torch.cat([net(x) for x in batches.split(BATCH)])
-            y = labels.repeat(len(DEVELOPMENT))[: len(out)]
+            y = labels[: len(out)]
             if which == "error":
                 source = {"variant": "source network", "error": [float((out.argmax(1) != y).float().mean())]}
                 source["nll"] = [float(torch.nn.functional.cross_entropy(out, y))]
@@ -106,7 +106,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             pace = undrift.preset("paper").stream_norm_momentum
             chosen = {"test_samples": arguments.draws, "norm_momentum": pace, **changes}
-            wrong, nll = stream(net, development, labels.repeat(len(DEVELOPMENT)), seed, **chosen)
+            wrong, nll = stream(net, images, labels, seed, **chosen)
             first, _ = stream(net, three, labels, seed, **chosen)
             row["error"].append(float(wrong.mean()))
             row["nll"].append(float(nll.mean()))

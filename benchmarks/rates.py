@@ -23,7 +23,7 @@ from torch import nn
 
 import undrift
 from undrift import data, zoo
-from undrift.data.corrupt import DEVELOPMENT, corrupt
+from undrift.bench.corrupted import development
 
 BATCH = 200
 SEARCHES: dict[str, tuple[str, tuple[float, ...], float]] = {
@@ -71,7 +71,7 @@ def begin(known: dict[str, Any] | None, setting: str, posterior_images: int | No
 
 
 def main() -> None:
-    """Search, and write rates.json as streams finish; a finished one is not run again."""
+    """Search, and write rates.json (on a GPU rates-cuda.json) as streams finish; a finished one is not run again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -87,15 +87,13 @@ def main() -> None:
         )
     if (arguments.posterior is None) != (arguments.posterior_images is None):
         parser.error("--posterior and --posterior-images go together: the record says what the posterior is of.")
-    clean, truth = next(iter(data.cifar10(arguments.data).select(range(arguments.images)).batches(10**6)))
     device = torch.device(arguments.device)
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    place = arguments.out / "rates.json"
+    place = arguments.out / ("rates-cuda.json" if device.type == "cuda" else "rates.json")
     result: dict[str, Any] = {"machine": machine, "torch": torch.__version__, "images": arguments.images}
     if place.is_file() and (known := json.loads(place.read_text())).items() >= result.items():
         result = known
-    images = torch.cat([corrupt(clean, name, 5) for name in DEVELOPMENT]).to(device)
-    labels = truth.repeat(len(DEVELOPMENT))
+    images, labels = development(arguments.data, arguments.images, device)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for method in arguments.only.split(","):
         setting, values, authors = SEARCHES[method]

@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from undrift import data, shift, zoo
+from undrift import shift, zoo
 from undrift._atomic import write_bytes
+from undrift.bench.corrupted import development
 from undrift.bench.measure import machine
-from undrift.data.corrupt import DEVELOPMENT, corrupt
 
 BATCH = 200
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -77,9 +77,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10, help="an answer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args()
-    clean, truth = next(iter(data.cifar10(asked.data).select(range(asked.images)).batches(10**6)))
-    images = torch.cat([corrupt(clean, name, 5) for name in DEVELOPMENT]).to(asked.device)
-    labels = truth.repeat(len(DEVELOPMENT))
+    images, labels = development(asked.data, asked.images, torch.device(asked.device))
     place = asked.out / "sigma-choice.json"
     here = machine(torch.device(asked.device))
     of = {"hardware": here["hardware"], "images": asked.images, "draws": asked.draws}

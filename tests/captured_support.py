@@ -18,6 +18,29 @@ from undrift import _captured, norm
 from undrift.likelihood import entropy
 from undrift.stream import Stream, stream
 
+# Methods and settings whose captured stream is the plain one, with a tape and with a graph.
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("vmp", {}),
+    ("vmp", {"stream_optimiser": "adam", "lr": 1e-4}),
+    ("vmp", {"norm_statistics": "moving", "stream_norm_momentum": 0.3}),
+    ("vmp", {"norm_statistics": "domain"}),
+    ("vmp", {"norm_statistics": "batch", "kl_reduction": "mean"}),
+    ("vmp", {"train_samples": 3, "answer": "before"}),
+    ("vmp", {"train_samples": 0}),
+    ("vmp", {"stream_steps": 2, "answer": "before"}),
+    ("vmp", {"stream_split": 4}),
+    ("vmp", {"guard": True}),
+    ("vmp", {"episodic": True}),
+    ("vmp", {"estimator": "drawn"}),
+    ("vmp", {"linear_sharing": "weight", "conv_sharing": "weight"}),
+    ("vmp:released", {}),
+    ("bbb", {}),
+    ("tent", {}),
+    ("tent-ft", {"answer": "after"}),
+    ("bacs", {"posterior_weight": 1e-3}),
+    ("norm-stats", {}),
+    ("source", {}),
+]
 ASKING = ("_local_scalar_dense", "nonzero", "masked_select", "equal")
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import captured_support as support
 import undrift
-from captured_support import asking, going, loaded, network, off, reset, state, the_same
+from captured_support import RUNS, asking, going, loaded, network, off, reset, state, the_same
+from undrift._captured import CapturedGradient
 from undrift.likelihood import Information, entropy
 from undrift.stream import Stream, stream
 
@@ -35,34 +36,11 @@ def batches(count: int, size: int = 8) -> list[Tensor]:
 
 def replays(s: Stream) -> bool:
     """Return whether the stream has a graph."""
-    assert s.online._captured is not None
-    return s.online._captured._recorded is not None
+    assert isinstance(s.online._gradient, CapturedGradient)
+    return s.online._gradient._recorded is not None
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("vmp", {}),
-        ("vmp", {"stream_optimiser": "adam", "lr": 1e-4}),
-        ("vmp", {"norm_statistics": "moving", "stream_norm_momentum": 0.3}),
-        ("vmp", {"norm_statistics": "domain"}),
-        ("vmp", {"norm_statistics": "batch", "kl_reduction": "mean"}),
-        ("vmp", {"train_samples": 3, "answer": "before"}),
-        ("vmp", {"stream_steps": 2, "answer": "before"}),
-        ("vmp", {"stream_split": 4}),
-        ("vmp", {"guard": True}),
-        ("vmp", {"episodic": True}),
-        ("vmp", {"estimator": "drawn"}),
-        ("vmp", {"linear_sharing": "weight", "conv_sharing": "weight"}),
-        ("vmp:released", {}),
-        ("bbb", {}),
-        ("tent", {}),
-        ("tent-ft", {"answer": "after"}),
-        ("bacs", {"posterior_weight": 1e-3}),
-        ("norm-stats", {}),
-        ("source", {}),
-    ],
-)
+@pytest.mark.parametrize(("method", "settings"), RUNS)
 @pytest.mark.filterwarnings("ignore:no posterior")
 def test_a_captured_stream_is_the_plain_one(method: str, settings: dict[str, Any]) -> None:
     plain, fast = (going(batches(9), method, captured=captured, **settings) for captured in (False, True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from captured_support import Taped, asking, batches, going, loaded, network, off, reset, state, taped, the_same
+from captured_support import RUNS, Taped, asking, batches, going, loaded, network, off, reset, state, taped, the_same
 from undrift._types import Keeper
 from undrift.likelihood import Information, ReliableEntropy, entropy
 from undrift.stream import Stream, stream
@@ -25,29 +25,7 @@ def test_on_a_cpu_it_changes_nothing(method: str) -> None:
     assert streams[0].latest == streams[1].latest
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("vmp", {}),
-        ("vmp", {"stream_optimiser": "adam", "lr": 1e-3}),
-        ("vmp", {"norm_statistics": "moving", "stream_norm_momentum": 0.3}),
-        ("vmp", {"norm_statistics": "domain"}),
-        ("vmp", {"norm_statistics": "batch", "kl_reduction": "mean"}),
-        ("vmp", {"train_samples": 3, "answer": "before"}),
-        ("vmp", {"train_samples": 0}),
-        ("vmp", {"stream_steps": 2, "answer": "before"}),
-        ("vmp", {"stream_split": 4}),
-        ("vmp", {"guard": True}),
-        ("vmp", {"episodic": True}),
-        ("vmp", {"estimator": "drawn"}),
-        ("bbb", {}),
-        ("tent", {}),
-        ("tent-ft", {"answer": "after"}),
-        ("bacs", {"posterior_weight": 1e-3}),
-        ("norm-stats", {}),
-        ("source", {}),
-    ],
-)
+@pytest.mark.parametrize(("method", "settings"), RUNS)
 @pytest.mark.filterwarnings("ignore:no posterior")
 def test_a_replay_does_what_the_computation_does(
     method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -26,52 +26,54 @@ from undrift.optimise import weights_moved
 from undrift.perturb import Perturbed
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it
+Standing = tuple[dict[str, Tensor | None], str, Tensor | None]  # and the tensor that is there
 Computed = tuple[Tensor, Tensor, Tensor | None, list[Tensor | None]]
 
 
-class CapturedGradient:
-    """A `Gradient` that is recorded at the fourth batch of one kind (shape and dtype) and replayed from then on.
+class CapturedGradient(Gradient):
+    """One that is recorded at the fourth batch of one kind (shape and dtype) and replayed from then on.
 
     Batches of other kinds run as they are, and so do all on a CPU. A network that lies elsewhere in memory than in the
     recording, or is in another mode, has the graph made anew, after three more batches that run as they are.
     """
 
-    def __init__(self, gradient: Gradient) -> None:
-        self.gradient = gradient
+    def __init__(self, plain: Gradient) -> None:
+        super().__init__(plain.model, plain.likelihood, plain.learnables, plain.keepers)
+        self.plain = plain
         self._candidates: dict[object, Captured[Computed]] = {}  # by kind; the first with a graph stays alone
         self._recorded: _Recorded | None = None
         self._before: list[Tensor] = []
         self._copies: list[Tensor] = []
 
-    def __call__(self, images: Tensor, size: int) -> Found:
+    def __call__(self, images: Tensor, size: int | Tensor, second: bool = False) -> Found:
         """Leave the gradient in the parameters and return what was found (see `Gradient`)."""
-        if not on_gpu(images):
-            return self.gradient(images, size)
+        if second or not on_gpu(images):
+            return self.plain(images, size, second)
         kind = images.shape, images.dtype, images.device
         if self._recorded is not None and not self._recorded.fits():
             self.forget()
         if self._recorded is not None and kind not in self._candidates:
-            return self.gradient(images, size)
+            return self.plain(images, size)
         if self._recorded is not None:
             self._recorded.bring_home()
         if kind not in self._candidates:
-            self._candidates[kind] = Captured(_Computation(self.gradient, images.device))
+            self._candidates[kind] = Captured(_Computation(self.plain, images.device))
         captured = self._candidates[kind]
         assert isinstance(captured.step, _Computation)
         captured.step.size.fill_(size)  # by a kernel: a number that is copied from the host is waited for
-        before = [] if captured.recorded else _standing(self.gradient.model)
+        before = [] if captured.recorded else _standing(self.model)
         probs, entropy, numbers, grads = _run(captured, images)
-        for parameter, grad in zip(self.gradient.learnables, grads, strict=True):
+        for parameter, grad in zip(self.learnables, grads, strict=True):
             parameter.grad = grad
         if captured.recorded and self._recorded is None:
             self._refuse_replaced(before)
             self._candidates = {kind: captured}
-            self._recorded = _Recorded(self.gradient.model, self.gradient.learnables)
+            self._recorded = _Recorded(self.model, self.learnables)
         if self._recorded is not None:
             self._recorded.moved()
         return probs.clone(), entropy.clone(), numbers
 
-    def _refuse_replaced(self, before: Sequence[tuple[dict[str, Tensor | None], str, Tensor | None]]) -> None:
+    def _refuse_replaced(self, before: Sequence[Standing]) -> None:
         """Raise where the forward pass gave a module another tensor: each replay would begin with the recorded one."""
         replaced = [(table, name, tensor) for table, name, tensor in before if table.get(name) is not tensor]
         if not replaced:
@@ -88,8 +90,7 @@ class CapturedGradient:
 
     def keep(self) -> None:
         """Copy the statistics that a step moves."""
-        model = self.gradient.model
-        self._before = _tensors(_moving(model)) if on_gpu(model.key.step) else []
+        self._before = _tensors(_moving(self.model)) if on_gpu(self.model.key.step) else []
         if not (len(self._before) == len(self._copies) and all(map(_alike, self._before, self._copies))):
             self._copies = [torch.empty_like(t) for t in self._before]
         _copy(self._before, self._copies)
@@ -213,7 +214,7 @@ def _moving(model: Perturbed) -> list[Place]:
     return [(p.layer._buffers, name) for p in policies for name, t in p.layer._buffers.items() if t is not None]
 
 
-def _standing(model: Perturbed) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:
+def _standing(model: Perturbed) -> list[Standing]:
     """Return every tensor of the network but the statistics that move, and where it is."""
     apart = {(id(table), name) for table, name in _moving(model)}
     tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]

@@ -34,6 +34,15 @@ class Gradient:
     ) -> None:
         self.model, self.likelihood, self.learnables, self.keepers = model, likelihood, learnables, keepers
 
+    def keep(self) -> None:
+        """Get ready for `put_back`. Here nothing is to be done: what moves is replaced, and never changed in place."""
+
+    def put_back(self) -> None:
+        """Undo what happened in place since `keep`."""
+
+    def forget(self) -> None:
+        """Forget what is known of tensors that others have replaced."""
+
     def __call__(self, images: Tensor, size: int | Tensor, second: bool = False) -> Found:
         """Leave the gradient in the parameters, draw by draw; return what was found, still on the device.
 

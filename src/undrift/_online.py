@@ -51,8 +51,8 @@ class Online:
             keeper.start(model)
         # A keeper may take parts of the network out of what is trained.
         self._learnables = [p for p in learnables(optimiser) if p.requires_grad]
-        self._gradient = Gradient(model, likelihood, self._learnables, self.keepers)
-        self._captured = CapturedGradient(self._gradient) if captured else None
+        plain = Gradient(model, likelihood, self._learnables, self.keepers)
+        self._gradient = CapturedGradient(plain) if captured else plain
         self._start = snapshot(model)
         self._start_likelihood = copy.deepcopy(likelihood_state(likelihood))
         self._identity: dict[str, Any] | None = None
@@ -69,13 +69,12 @@ class Online:
         """Make one step, or none where it would not be finite; return mean softmax and mean entropy of its draws."""
         # Moving statistics are replaced, never changed in place, so the old tensors are a copy for free.
         statistics = [(p.layer, dict(p.layer._buffers)) for p in self.model.norms]
-        if self._captured is not None:
-            self._captured.keep()  # but for a replay, which knows one place for each
+        self._gradient.keep()  # but for a replay, which knows one place for each
         size, taken = self.seen + len(images), False
         why_not: str | None = None
         try:
             with moving_by(self.model, self.model.options.stream_norm_momentum):
-                probs, mean_entropy, numbers = (self._captured or self._gradient)(images, size)
+                probs, mean_entropy, numbers = self._gradient(images, size)
             last = numbers
             if numbers is not None and self.model.options.climb and self._learnables:
                 with climbed(self._learnables, self.model.options.climb):
@@ -96,8 +95,7 @@ class Online:
             if not taken:
                 for layer, buffers in statistics:
                     layer._buffers.update(buffers)
-                if self._captured is not None:
-                    self._captured.put_back()
+                self._gradient.put_back()
                 filled_in(self.model)
         self.seen += len(images)
         if why_not is not None:
@@ -203,8 +201,7 @@ class Online:
             raise
 
     def _fill(self, state: Mapping[str, Any]) -> None:
-        if self._captured is not None:
-            self._captured.forget()  # keepers and likelihood may hold other tensors after this
+        self._gradient.forget()  # keepers and likelihood may hold other tensors after this
         restore(self.model, state["start"])
         restore(self.model, state["model"])
         try:

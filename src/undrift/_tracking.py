@@ -28,10 +28,10 @@ def can_track(layer: Any, x: Tensor) -> bool:
 
 
 class Tracking:
-    """What a layer gets back after such a pass."""
+    """What a layer gets back after such a pass; `again`: a checkpoint's second one, whose moves are dropped."""
 
-    def __init__(self, layer: Any, pace: float) -> None:
-        self.layer, self.pace = layer, pace
+    def __init__(self, layer: Any, pace: float, again: bool = False) -> None:
+        self.layer, self.pace, self.again = layer, pace, again
         self.momentum: float | None = layer.momentum
         self.old: dict[str, Any] = {name: layer._buffers.get(name) for name in (*AVERAGES, COUNT)}
 

@@ -38,7 +38,6 @@ class Norm(Swapped):
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
-        self.again = False  # in a checkpoint's second run, which must not move them once more
         self.noisy = False  # the kept statistics were seen to be those of noisy passes; else it has to be looked up
 
     def copy(self, copies: dict[int, Tensor]) -> None:
@@ -69,8 +68,7 @@ class Norm(Swapped):
         batch = self.statistics == "batch" or (self.statistics == "train" and moves and x.numel() > x.shape[1])
         tracks = batch and moves and bool(pace) and can_track(layer, x)
         if tracks:
-            self.again = self._runs_again()
-            self.tracking = Tracking(layer, pace)
+            self.tracking = Tracking(layer, pace, again=self._runs_again())
             self.tracking.begin()
         elif moves and pace:
             self._move(layer, x)
@@ -84,7 +82,7 @@ class Norm(Swapped):
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Give the layer its own flags back, and keep the statistics that it moved; without output its pass raised."""
-        if self.tracking is not None and output is not None and not self.again:
+        if self.tracking is not None and output is not None and not self.tracking.again:
             self.tracking.keep(in_place=capturing(layer.running_mean))
             self.tracking, self.noisy = None, self.noisy or self.key.noisy
         self.settle()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from undrift._atomic import writing
 from undrift._errors import DataError
-from undrift.data import TensorDomain
+from undrift.data import TensorDomain, cifar10
 from undrift.data._sources import BROKEN_ARRAY
-from undrift.data.corrupt import corrupt
+from undrift.data.corrupt import DEVELOPMENT, corrupt
 
 Kind = tuple[str, int]
 """A corruption and its severity."""
@@ -77,3 +77,12 @@ def _read(file: Path, shape: tuple[int, ...]) -> Tensor:
             "made anew."
         )
     return torch.from_numpy(images)
+
+
+def development(folder: Path, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return a stream to choose values on, and its labels: CIFAR-10's first images under each development corruption.
+
+    At severity 5, one corruption after another; never among the fifteen that results are reported on.
+    """
+    clean, labels = next(iter(cifar10(folder).select(range(count)).batches(count)))
+    return torch.cat([corrupt(clean, name, 5) for name in DEVELOPMENT]).to(device), labels.repeat(len(DEVELOPMENT))

@@ -37,8 +37,6 @@ class Information:
             raise OptionError(f"epsilon={epsilon!r} is not in [0, 1). SHOT's is 1e-5.")
         self.epsilon = epsilon
         self.class_prior = None if class_prior is None else _normalised(class_prior)
-        # The same where it was asked for, to bring it there is a wait; and what it was then, as users may change it.
-        self._there: dict[object, tuple[Tensor, int, Tensor]] = {}
 
     def __call__(self, logits: Tensor, step: Step | None = None) -> Tensor:  # noqa: ARG002
         """Return the loss of one batch."""
@@ -54,13 +52,9 @@ class Information:
                 f"class_prior has {len(self.class_prior)} classes, the network {len(mean)}. "
                 "Give one frequency for each of the network's classes, in its order."
             )
-        place = mean.device, mean.dtype
-        asked, version, prior = self._there.get(place, (None, 0, mean))
-        now = 0 if self.class_prior.is_inference() else self.class_prior._version
-        if asked is not self.class_prior or version != now:
-            prior = self.class_prior.to(mean)
-            self._there[place] = self.class_prior, now, prior
-        return -self._entropy(mean) - (mean * (prior + self.epsilon).log()).sum()
+        if self.class_prior.device != mean.device:
+            self.class_prior = self.class_prior.to(mean.device)  # once: to bring it there is a wait
+        return -self._entropy(mean) - (mean * (self.class_prior.to(mean) + self.epsilon).log()).sum()
 
     def _entropy(self, probs: Tensor) -> Tensor:
         # ε = 0 is allowed, and 0 · log 0 is 0.
