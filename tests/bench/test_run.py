@@ -78,6 +78,33 @@ def test_a_finished_cell_is_not_run_again_and_a_failed_one_is(tmp_path: Path) ->
     assert "error" not in record
 
 
+def test_a_cell_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None:
+    benchmark, request = Counting(), Request(results=tmp_path, only=("good",), seeds=2, device="cpu")
+    other, cell = Store(tmp_path / "counting"), benchmark.cells(request)[0]
+    with other.claim(cell) as mine:
+        assert mine
+        outcome, said = quietly(benchmark, request)
+        assert (outcome.ran, outcome.left) == (1, 1)
+        assert any(cell.key in line and "another process" in line for line in said)
+        other.put(cell, {"error": 0.5})
+    with Store(tmp_path / "counting").claim(cell) as mine:
+        assert not mine  # finished meanwhile
+    outcome, _ = quietly(benchmark, request)
+    assert (outcome.ran, outcome.kept) == (0, 2)
+    assert [key[-1] for key in benchmark.ran] == ["1"]
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_failure_that_another_process_made_good_is_not_run_again(tmp_path: Path) -> None:
+    cell = Counting().cells(Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))[0]
+    first, second = Store(tmp_path / "counting"), Store(tmp_path / "counting")
+    first.put(cell, {"failed": "out of memory"})
+    assert second.finished(cell) is None
+    first.put(cell, {"error": 0.5})
+    with second.claim(cell) as mine:
+        assert not mine
+
+
 def test_seed_0_of_everything_comes_first_and_tier_b_last(tmp_path: Path) -> None:
     benchmark = Counting()
     quietly(benchmark, Request(results=tmp_path, seeds=2, device="cpu"))

@@ -86,7 +86,8 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
     """Run the cells that are not finished, in their order, until the deadline; then write JSON, Markdown and figures.
 
     An error in one cell is recorded with its message and does not stop the rest; such a cell is tried again by the next
-    call. After Ctrl-C, a kill or the deadline the same call goes on where it stopped.
+    call. After Ctrl-C, a kill or the deadline the same call goes on where it stopped. Several processes may do this at
+    once: none runs a cell that another is at.
     """
     started = time.monotonic()
     store = Store(request.results / benchmark.name)
@@ -103,8 +104,13 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
             if left is not None and left < MARGIN * guess and not (knowing is not None and knowing.known(cell)):
                 say(f"{left:.0f} s are left and {cell.key} takes about {guess:.0f} s: not started")
                 continue
-            bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
-            _one(cell, run_cell, store, request, outcome, bar, say)
+            with store.claim(cell) as mine:
+                if not mine:
+                    bar.advance(1)
+                    say(f"{cell.key}: another process runs it, or has just finished it")
+                    continue
+                bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
+                _one(cell, run_cell, store, request, outcome, bar, say)
     outcome.left = sum(store.state(cell) in LEFT for cell in cells)
     write(benchmark, store, request, outcome)
     return outcome

@@ -1,9 +1,15 @@
 """Finished cells, a JSON file each: they accumulate, survive a kill, and merge by copying files together."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: there two processes may run one cell, and the later record stays
+    fcntl = None  # type: ignore[assignment]
 
 from undrift._atomic import write_text
 from undrift._errors import DataError
@@ -37,6 +43,29 @@ class Store:
         record = cell.identity | dict(numbers)
         write_text(self._place(cell), json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
         self._read.pop(cell.key, None)
+
+    @contextmanager
+    def claim(self, cell: Cell) -> Iterator[bool]:
+        """Hold a cell for the length of a `with` block; False where another process holds it, or finished it meanwhile.
+
+        So several processes share a benchmark: each takes what is left. A process that dies gives its cell back.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        place = self.folder / f".{cell.key}.lock"
+        with place.open("w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    yield False
+                    return
+                except OSError:  # a file system without locks
+                    pass
+            self._read.pop(cell.key, None)  # a failure that was read may have become a number
+            try:
+                yield self.finished(cell) is None
+            finally:
+                place.unlink(missing_ok=True)
 
     def get(self, cell: Cell) -> Record | None:
         """Return the record of a cell, failed or finished, or None; one made with other settings is not its own."""
