@@ -121,7 +121,8 @@ class Method:
 
     def settings(self) -> list[str]:
         """Return the names of the settings that are not options: those of its likelihood and its keepers."""
-        return [name for make in (self.likelihood, *self.keepers) for name in _arguments(make)]
+        found = (name for make in (self.likelihood, *self.keepers) for name in _arguments(make))
+        return list(dict.fromkeys(found))  # one value serves all that take it
 
     def build(self, settings: Mapping[str, object]) -> Parts:
         """Return the method ready to run, with settings (options, or arguments of likelihood and keepers) changed."""

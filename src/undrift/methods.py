@@ -57,12 +57,14 @@ def get(name: str, loop: Loop | None = None) -> Method:
 
 def table() -> str:
     """Return all methods with their attributes, as Markdown."""
-    lines = ["| method | what changes | when | uncertainty | source-free | needs | variants |", "|" + "---|" * 7]
+    header = "| method | by | what changes | when | uncertainty | source-free | needs | variants |"
+    lines = [header, "|" + "---|" * 8]
     for m in METHODS.values():
         when = " and ".join({"stream": "stream", "adapt": "epochs"}[loop] for loop in m.loops)
         source_free = "yes" if m.source_free else "no"
         cells = [
             f"`{m.name}`",
+            m.reference,
             m.changes,
             when,
             m.mutual_info,

@@ -6,7 +6,7 @@
     AFFINE         batch statistics, and scale and shift of the norm layers are trained (Tent)
     WEIGHTS        … and every weight is
     PERTURBATION   the paper's: norm layers, and a variance a kernel
-    BAYES          mean and variance of every weight
+    BAYES          mean and variance of every weight; no weight decay, as the prior says where a mean is drawn to
 
 Names that begin with "@" mean a part of whichever network it is: `@classifier`, the last layer of the module called so
 (or fc, head, …), else the last one registered with a weight matrix; and `@bottleneck`, the module of that name
@@ -37,7 +37,8 @@ DOMAIN = _PLAIN.replace(norm_statistics="domain", norm_affine=False)
 AFFINE = _PLAIN.replace(norm_statistics="batch")
 WEIGHTS = AFFINE.replace(train="*")
 PERTURBATION = PAPER
-BAYES = PAPER.replace(train="*", conv_sharing="weight", linear_sharing="weight")
+# The KL holds a mean to the source's weight; weight decay would pull it to 0 as well, which is no part of that prior.
+BAYES = PAPER.replace(train="*", conv_sharing="weight", linear_sharing="weight", weight_decay=0.0)
 
 ROLES = ("@classifier", "@bottleneck")
 

@@ -56,10 +56,23 @@ def test_every_line_of_a_table_has_a_cell_under_each_heading(
     page = page_of(tmp_path, dataset, tiny=tiny, seeds=1)
     fill(page, page.bench.rows[0], 0.9, 0.5)
     found = tables(make(page.bench, page.store, page.request))
-    assert len(found) >= 2
+    assert sum(len(lines) >= len(page.bench.rows) for _, *lines in found) >= 2
     for header, *lines in found:
-        assert len(lines) >= len(page.bench.rows)
         assert {len(line) for line in lines} == {len(header)}
+
+
+def test_what_was_not_run_has_the_papers_table(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", seeds=1)
+    text = offline_report.markdown(page.bench, page.store, page.request)
+    for name in ("Office-31", "Office-Home"):
+        (header, *lines), *_ = tables(text[text.index(f"## {name}\n") :])
+        rows = {line[0]: line[1:] for line in lines}
+        assert list(rows)[:8] == [f"{other} (published, not run)" for other in published.SOURCE_USING]
+        assert all(cell.startswith("not run (") for cell in rows["vmp-shot:paper"])
+        assert len(rows["shot"]) == len(header) - 1
+    page = page_of(tmp_path, "office31", seeds=1)
+    text = offline_report.markdown(page.bench, page.store, page.request)
+    assert text.count("## Office-31") == text.count("## Office-Home") == 1
 
 
 def test_published_values_follow_the_tasks_of_the_page(tmp_path: Path) -> None:
@@ -120,7 +133,7 @@ def test_rows_that_look_at_the_source_say_what_they_need() -> None:
             needs = methods.get(row.method).needs
             assert needs
             assert line == f"{row.label}: not purely source-free; it needs {needs}."
-    assert not_source_free(offline_rows()) == notes(offline_rows())[-1:]
+    assert set(not_source_free(offline_rows())) <= set(notes(offline_rows()))
     assert {row.name for row in offline_rows() if not methods.get(row.method).source_free} == {"gsfda"}
 
 

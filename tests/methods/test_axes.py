@@ -120,12 +120,15 @@ def test_shot_bn_trains_norm_layers_only() -> None:
 
 def test_domain_statistics_are_the_mean_over_the_domain() -> None:
     net = network()
+    before = state(net)
     parts = batches()
     inputs = [net[0](x) for x in parts]
     wanted = torch.stack([x.mean((0, 2, 3)) for x in inputs]).mean(0)
     history = undrift.adapt(net, parts, method="norm-stats:domain")
     assert history.model is not None
     torch.testing.assert_close(net[1].running_mean, wanted.detach())
+    moved = set(before) - set(same(before, net.state_dict()))
+    assert moved <= {"1.running_mean", "1.running_var", "1.num_batches_tracked"}  # nothing is trained along
     history.model.remove()
 
 

@@ -37,6 +37,7 @@ def test_names_variants_and_settings_are_checked() -> None:
 def test_the_table_names_every_method() -> None:
     text = methods.table()
     assert all(f"`{name}`" in text for name in methods.names())
+    assert all(f"| `{m.name}` | {m.reference} |" in text for m in methods.METHODS.values())
     assert methods.get("vmp").changes == "norm statistics + norm affine + perturbation"
     assert methods.get("vmp").uncertainty
     assert not methods.get("tent").uncertainty
@@ -183,3 +184,8 @@ def test_one_preprocess_serves_the_file_and_the_augmentations(tmp_path: Path) ->
         assert (file.preprocess, file.classes) == (how, tuple(names))
     with pytest.raises(undrift.OptionError, match="preprocess: settings belong to a method"):
         undrift.stream(undrift.perturb(network()), batches(), preprocess=how)
+
+
+def test_each_setting_is_listed_once() -> None:
+    for method in methods.METHODS.values():
+        assert len(set(method.settings())) == len(method.settings()), method.name

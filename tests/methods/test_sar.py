@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import undrift
 from online_support import batches, close, entropies, network, trained, twin
-from support import images
+from support import images, same, snapshot
 from undrift import methods
 from undrift.keep import Recovery, Still
 
@@ -124,6 +124,21 @@ def test_recovery_by_hand_clears_its_mean_and_keeps_the_momentum() -> None:
     assert going.report.resets == resets
     assert "recovered, mean loss below 0.2" in str(going.report)
     assert going.online.optimiser.state  # momentum goes on
+
+
+def test_a_reset_forgets_the_mean_loss_and_the_momentum() -> None:
+    net = network()
+    source = snapshot(net)
+    going = undrift.stream(net, batches(), method="sar", recover_below=0.0)
+    recovery = next(k for k in going.online.keepers if isinstance(k, Recovery))
+    list(going)
+    assert recovery.mean is not None
+    assert going.online.optimiser.state
+    assert not same(snapshot(net), source)
+    going.online.reset()
+    assert recovery.mean is None
+    assert not going.online.optimiser.state
+    assert same(snapshot(net), source)
 
 
 def test_nothing_reliable_makes_no_step() -> None:

@@ -112,6 +112,8 @@ def joined(values: Collection[str]) -> Sequence[list[str]]:
 
 def _spread(scores: Mapping[str, Score], measure: Measure) -> str:
     numbers = {name: score[measure.place] for name, score in scores.items()}
+    if len(numbers) < 2:
+        return f"{measure.name}: one trial, nothing to compare"
     low, high, best = min(numbers.values()), max(numbers.values()), measure.best(numbers.values())
     if high - low < measure.alike:
         return f"{measure.name} alike (within {high - low:.2g}{' points' if measure.unit else ''})"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from undrift.bench import offline_report
 from undrift.bench.cell import Cell, Row, chosen, seeds_of
-from undrift.bench.offline_rows import offline_rows
+from undrift.bench.offline_rows import OF_A_TASK, offline_rows
 from undrift.bench.offline_run import Adapting
 from undrift.bench.offline_sets import SETS, DataSet, Task, asked
 from undrift.bench.offline_sources import Setup, setup
@@ -68,6 +68,8 @@ class Offline:
         row = of_task(row, task)
         if ":" not in row.method:  # authors' values for this data set, where they give some
             row = replace(row, method=variant(row.method, made_of.dataset.name))
+        if (own := OF_A_TASK.get((row.method, task.name))) is not None:  # … and for this very task
+            row = replace(row, settings={**own, **row.settings})
         place = (self.name, made_of.network, task.name, row)
         return [Cell(*place, seed, count, request.precision) for seed in seeds_of(row, request.seeds)]
 

@@ -116,6 +116,15 @@ def pages(bench: "Offline", store: Store, request: Request) -> list[Page]:
     return found
 
 
+def untouched(bench: "Offline", store: Store, request: Request) -> list[Page]:
+    """Return a page for each data set that the paper has a table of and that `pages` leaves out."""
+    there = {page.dataset.name for page in pages(bench, store, request)}
+    left = (
+        () if request.tiny else [dataset for name, dataset in SETS.items() if dataset.published and name not in there]
+    )
+    return [Page(bench, store, request, dataset) for dataset in left]
+
+
 def title(row: Row) -> str:
     """Return what tables call a row; a control stands aside."""
     return f"*{row.label}*" if row.control else row.label

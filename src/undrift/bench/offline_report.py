@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from undrift.bench import figure
 from undrift.bench.cell import Row
-from undrift.bench.offline_page import Page, notes, pages, title
+from undrift.bench.offline_page import Page, notes, pages, title, untouched
 from undrift.bench.offline_sets import Task
 from undrift.bench.published import PAPER, SOURCE_USING, Published
 from undrift.bench.request import Request
@@ -41,6 +41,7 @@ def markdown(bench: "Offline", store: Store, request: Request) -> str:
             "\nAccuracy % on the target by task" + (", the paper's in brackets" if _has_paper(page) else "") + ":\n"
         ]
         text += [_by_task(page), *below(page)]
+    text += [part for page in untouched(bench, store, request) for part in _published(page)]
     text.append(_notes(bench))
     return "\n".join(text)
 
@@ -105,16 +106,23 @@ def _summary(page: Page) -> str:
     return table(header, rows)
 
 
+def _published(page: Page) -> list[str]:
+    """Return the paper's table of a data set of which nothing was run, in its shape."""
+    how = f"Not run here; with its images: `undrift bench offline --set dataset={page.dataset.name}`. "
+    how += "Accuracy % by task, the paper's in brackets:"
+    return [f"\n## {page.dataset.title}\n", f"{how}\n", _by_task(page, [r for r in page.bench.rows if page.paper(r)])]
+
+
 def _source_using(page: Page, name: str, width: int, groups: int) -> list[str]:
     line = [f"{name} (uses source data)", *([ASIDE] * groups), str(page.dataset.published[name])]
     return line + [""] * (width - len(line))
 
 
-def _by_task(page: Page) -> str:
+def _by_task(page: Page, of: Sequence[Row] | None = None) -> str:
     header = ["method", *(task.title for task in page.tasks), "Mean"]
     said = page.dataset.published
     rows = [[f"{name} ({ASIDE})", *_in_brackets(page, said[name])] for name in SOURCE_USING if _has_paper(page)]
-    for row in page.bench.rows:
+    for row in page.bench.rows if of is None else of:
         ours = [_cell(page, row, task) for task in page.tasks] + [page.text(row, page.tasks, "accuracy", digits=1)]
         both = zip(ours, _in_brackets(page, page.paper(row)), strict=True)
         rows.append([title(row), *(f"{mine} {paper}".rstrip() for mine, paper in both)])

@@ -9,7 +9,7 @@ from undrift.cli._session import Session, command
 def run(session: Session) -> dict[str, Any]:
     """List every method that --method takes.
 
-    With --json also its reference and its settings, which --set NAME=VALUE changes.
+    With --json also its title and its settings, which --set NAME=VALUE changes.
 
     Example: undrift methods
     """

@@ -48,7 +48,7 @@ ROWS = (
         epochs=40,
         variants={
             "office-home": {},
-            # Amazon → Webcam: neighbours=3, second_neighbours=2.
+            # Amazon → Webcam alone: neighbours=3, second_neighbours=2 (the table's are in undrift.bench.offline_rows).
             "office31": {
                 "epochs": 50,
                 "neighbours": 2,
