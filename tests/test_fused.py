@@ -177,6 +177,7 @@ def test_falling_back_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("error")
         assert dispatch._on_cuda(torch.zeros(2)) == "plain"
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    monkeypatch.setattr(dispatch, "refusal", lambda _index: "")
     assert dispatch._on_cuda(torch.zeros(2)) == "triton"
     with pytest.warns(undrift.UndriftWarning, match="float64"):
         assert dispatch._on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from undrift import layers, norm, table
 from undrift._attached import Attached, Hook, Hooks, attached_to, root_of
@@ -70,6 +71,7 @@ def perturb(
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
+    _refuse_empty(net)
     guard_hooks()
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
@@ -271,6 +273,17 @@ def slot(layer: str, weight: str) -> str:
     """Return the name a weight's noise is registered under: module names may not hold dots."""
     own = layer.replace(".", "/") or "(root)"
     return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"
+
+
+def _refuse_empty(net: nn.Module) -> None:
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if tensor.is_meta or isinstance(tensor, FakeTensor):
+            kind = "a fake tensor" if isinstance(tensor, FakeTensor) else "on the meta device"
+            raise CannotPerturb(
+                f"{type(net).__name__}'s {name} is {kind}: it has a shape and no values. A prior needs them: it is "
+                "made of the weights' variance. Load the weights first; once perturbed, a network may be called under "
+                "FakeTensorMode(allow_non_fake_inputs=True)."
+            )
 
 
 def _refuse_second(net: nn.Module) -> None:

@@ -5,9 +5,9 @@
 
 ε is a function of a key and of a position (`epsilon`), so that the backward pass draws it again instead of keeping it.
 `plain` says all of it in PyTorch's own operators and is what everything else is tested against; `kernels`
-(and `kernels_grouped`, `kernels_keys`) are Triton's, `launch` calls them, `layer` makes one node of autograd of a whole
-layer; `cpu` works in pieces that stay in a core's cache; `operators` and `traced` register the functions with
-torch.library, with the `gradients` that both have.
+(and `kernels_grouped`, `kernels_keys`) are Triton's, `trial` finds out whether they run, `launch` calls them, `layer`
+makes one node of autograd of a whole layer; `cpu` works in pieces that stay in a core's cache; `operators` and `traced`
+register the functions with torch.library, with the `gradients` that both have.
 """
 
 from undrift.fused.dispatch import add_noise, force, quick, square_sum

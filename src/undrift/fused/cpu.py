@@ -1,4 +1,4 @@
-"""The fused functions on a CPU: ε is drawn in pieces that stay in the cores' caches, in place.
+"""The fused functions on a CPU: ε is drawn in pieces that stay in the cores' caches, in place, in y's memory order.
 
 Thirty operators make ε. Over a whole tensor each of them is a pass over memory; here a piece goes through all of them
 before the next. What the backward pass needs, √plane·ε, is kept: memory is not what a CPU lacks.
@@ -9,24 +9,25 @@ import threading
 import torch
 from torch import Tensor
 
+from undrift.fused import tiles
 from undrift.fused.epsilon import ANGLE_BITS, COSINE, FACTORS, HALF, SHIFTS, SINE, signed
 from undrift.fused.plain import by_channel
 
 # Pairs a thread: few enough for a shared cache, and many enough that forty calls of PyTorch's weigh little beside them.
 PIECE = 1 << 17
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _own = threading.local()
 
 
 def supports(*tensors: Tensor) -> bool:
-    """Return whether these tensors can be worked on here: float32, in the order of their indices."""
-    return all(t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
+    """Return whether these tensors can be worked on here: real numbers on a CPU, in any memory order."""
+    return all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors)
 
 
 @torch.no_grad()
 def normal(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
     """Return what `epsilon.normal` returns, up to rounding."""
-    word = int(key)
-    low, high = word % 2**32, (word >> 32) % 2**32
+    low, high = _words(key)
     out = torch.empty(shape)
     rows, numbers = shape[0], shape[1:].numel()
     half = (numbers + 1) // 2
@@ -39,9 +40,38 @@ def normal(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
         some = flat[row : row + together]
         for column in range(0, half, step):
             end = min(half, column + step)
-            start = (first_row + row) * half + column + low
-            _draw(some[:, column:end], some[:, half + column : half + end], signed(start), signed(high))
+            first = some[:, column:end]
+            counters = _buffers(first.numel())[0].view_as(first)
+            start = signed((first_row + row) * half + column + low)
+            _draw(first, some[:, half + column : half + end], counters, start, signed(high))
     return out
+
+
+@torch.no_grad()
+def normal_last(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
+    """Return what `normal` returns, in memory that has the channels (dimension 1) last."""
+    channels, positions = shape[1], shape[2:].numel()
+    if channels % 2:  # the sines end inside a channel
+        return normal(key, shape, first_row).movedim(1, -1).contiguous().movedim(-1, 1)
+    low, high = _words(key)
+    out = torch.empty((shape[0], *shape[2:], channels))
+    vectors, half = out.view(-1, channels), channels // 2
+    # The counter of image n, channel c, position p is (n · half + c) · positions + p.
+    image = torch.arange(shape[0], dtype=torch.int32)[:, None] * signed(half * positions)
+    at = (image + torch.arange(positions, dtype=torch.int32)).view(-1, 1)
+    at += signed(first_row * half * positions + low)
+    channel = torch.arange(half, dtype=torch.int32) * positions
+    step = max(1, PIECE * torch.get_num_threads() // max(1, half))
+    for row in range(0, len(vectors), step):
+        some = vectors[row : row + step]
+        _draw(some[:, :half], some[:, half:], channel, at[row : row + step], signed(high))
+    return out.movedim(-1, 1)
+
+
+def _words(key: Tensor) -> tuple[int, int]:
+    """Return the lower and upper word of a key."""
+    word = int(key)
+    return word % 2**32, (word >> 32) % 2**32
 
 
 def _buffers(size: int) -> list[Tensor]:
@@ -56,13 +86,13 @@ def _buffers(size: int) -> list[Tensor]:
     return [b[:size] for b in _own.buffers]
 
 
-def _draw(first: Tensor, second: Tensor, start: int, high: int) -> None:
-    """Write the pairs of the counters start, start + 1, …: sines into first, cosines into second, which may be shorter.
+def _draw(first: Tensor, second: Tensor, columns: Tensor, rows: Tensor | int, high: int) -> None:
+    """Write the pairs of the counters columns + rows: sines into first, cosines into second, which may be shorter.
 
-    The key's lower word was added to start; its upper word is high.
+    The key's lower word was added to rows; its upper word is high.
     """
-    count, z, spare, third, fourth = _buffers(first.numel())
-    torch.add(count, start, out=z)
+    _, z, spare, third, fourth = _buffers(first.numel())
+    torch.add(columns, rows, out=z.view_as(first))
     for step, shift in enumerate(SHIFTS):
         torch.bitwise_right_shift(z, shift, out=spare).bitwise_and_((1 << (32 - shift)) - 1)
         z.bitwise_xor_(spare)
@@ -92,35 +122,56 @@ def _polynomial(coefficients: tuple[Tensor, ...], square: Tensor, out: Tensor) -
         torch.addcmul(c, out, square, out=out)
 
 
+def noise(y: Tensor, plane: Tensor, key: Tensor, first_row: int, groups: int, last: bool) -> Tensor:
+    """Return √plane·ε for an output like y, in y's memory order (a `dense` one) and plane's dtype."""
+    if last:
+        vectors = y.shape[1:-1].numel()
+        drawn = normal(key, torch.Size((len(y) * vectors, y.shape[-1])), first_row * vectors).view(y.shape)
+    else:
+        drawn = (normal if y.is_contiguous() else normal_last)(key, y.shape, first_row)
+    drawn = drawn.to(plane.dtype)
+    if last or groups == 1:
+        return drawn.mul_(plane.sqrt())
+    drawn.unflatten(1, (groups, -1)).mul_(plane.sqrt().unsqueeze(2))
+    return drawn
+
+
 def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return y + σ·√plane·ε and, to keep for the backward pass, √plane·ε."""
-    vectors = y.shape[1:-1].numel()
-    if last:
-        kept = normal(key, torch.Size((len(y) * vectors, y.shape[-1])), first_row * vectors).view(y.shape)
-    else:
-        kept = normal(key, y.shape, first_row)
-    if last or groups == 1:
-        kept.mul_(plane.sqrt())
-    else:
-        kept.unflatten(1, (groups, -1)).mul_(plane.sqrt().unsqueeze(2))
-    return torch.addcmul(y, kept, by_channel((0.5 * log_var).exp(), y.shape, last)), kept
+    """Return y + σ·√plane·ε and, to keep for the backward pass, √plane·ε; in y's memory order, where it is `dense`."""
+    y = tiles.dense(y, last)
+    kept = noise(y, plane, key, first_row, groups, last)
+    sigma = by_channel(_sigma(log_var, plane), y.shape, last)
+    # Added in float32 or better, rounded once.
+    return torch.addcmul(y.to(kept.dtype), kept, sigma).to(y.dtype), kept
 
 
 def noise_gradients(
     grad: Tensor, kept: Tensor, plane: Tensor, log_var: Tensor, groups: int, last: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of plane and log_var from what the forward pass kept."""
+    if grad.stride() != kept.stride():  # one copy: sums over two orders at once would take longer
+        grad = torch.empty_like(kept, dtype=grad.dtype).copy_(grad)
     pull = grad * kept
-    sigma = (0.5 * log_var).exp()
-    if last:
-        by_kernel = pull.flatten(0, -2).sum(0)
-        by_position = (pull @ sigma).unsqueeze(-1)
+    sigma = _sigma(log_var, plane)
+    if last or not kept.is_contiguous():
+        vectors = (pull if last else pull.movedim(1, -1)).flatten(0, -2)
+        by_kernel = vectors.sum(0)
+        if groups == 1:
+            by_position = (vectors @ sigma).view_as(plane)
+        else:
+            sums = vectors.unflatten(1, (groups, -1)).mul_(sigma.view(groups, -1)).sum(2)
+            by_position = sums.view(len(grad), -1, groups).movedim(2, 1).reshape(plane.shape)
     else:
         flat = pull.flatten(2)
         by_kernel = flat.sum(2).sum(0)
         by_position = flat.unflatten(1, (groups, -1)).mul_(sigma.view(groups, -1, 1)).sum(2).view_as(plane)
     # √plane·ε stands where ε should: divided by plane it is ε / √plane.
     positive = plane > 0
-    return torch.where(positive, 0.5 * by_position / torch.where(positive, plane, 1), 0), 0.5 * sigma * by_kernel
+    grad_plane = torch.where(positive, 0.5 * by_position / torch.where(positive, plane, 1), 0)
+    return grad_plane, (0.5 * sigma * by_kernel).to(log_var.dtype)
+
+
+def _sigma(log_var: Tensor, plane: Tensor) -> Tensor:
+    return (0.5 * log_var).exp().to(plane.dtype)

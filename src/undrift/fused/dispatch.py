@@ -4,7 +4,6 @@ A graph that is being compiled is given operators: for CUDA those that the compi
 ones (`operators`). `force` chooses by hand.
 """
 
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError, UndriftWarning
 from undrift.fused import cpu, plain
+from undrift.fused.trial import ABSENT, INSTALLED, refusal
 
 Path = Literal["plain", "operator", "traced", "cpu", "triton"]
 ENVIRONMENT = "UNDRIFT_NOISE"
@@ -48,19 +48,22 @@ def choose(*tensors: Tensor) -> Path:
     large = tensors[0]
     if large.is_cuda:
         return _on_cuda(large)
-    if large.device.type == "cpu" and cpu.supports(*tensors) and (large.numel() >= _SMALL or forced == "cpu"):
-        return "cpu"
-    return "plain"
+    return "cpu" if in_pieces(*tensors) else "plain"
+
+
+def in_pieces(*tensors: Tensor) -> bool:
+    """Return whether these tensors (the first is the large one) are worth the loop over pieces of `cpu`."""
+    return cpu.supports(*tensors) and (tensors[0].numel() >= _SMALL or _forced[-1] == "cpu")
 
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def _compiled(large: Tensor) -> Path:
-    # An exported graph keeps its operators, for whatever device it will run on.
+    # An exported graph keeps its operators, for whatever device it will run on. They say why, where they draw slowly.
     if not large.is_cuda or large.dtype not in _DTYPES or not has_triton() or not _TRACES or _exporting():
         return "operator"
-    return "traced"
+    return "traced"  # the compiler's own kernels are Triton's too: one that cannot run ends there
 
 
 def _exporting() -> bool:
@@ -82,7 +85,7 @@ def quick(x: Tensor, y: Tensor) -> bool:
         and _forced[-1] in _QUICK
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and has_triton()
+        and not refusal(y.get_device())
     )
 
 
@@ -90,39 +93,38 @@ _QUICK = ("", "cpu", "triton")
 
 
 def _on_cuda(large: Tensor) -> Path:
+    """Return "triton" where its kernels can serve this tensor, else "plain", saying why once."""
     if not has_triton():
-        return _instead("no-triton", "Triton is not installed (`import triton` finds nothing)")
+        return _instead("no-triton", ABSENT, "Install it")
     if large.dtype not in _DTYPES:
-        return _instead(
-            str(large.dtype), f"its kernels are for float32, bfloat16 and float16, and this is {large.dtype}"
-        )
-    return "triton"
+        why = f"its kernels are for float32, bfloat16 and float16, and this is {large.dtype}"
+        return _instead(str(large.dtype), why, "Take one of those")
+    why = refusal(large.get_device())
+    return _instead(why, why, "Mend that") if why else "triton"
 
 
-def _instead(reason: str, why: str) -> Path:
+def _instead(reason: str, why: str, cure: str) -> Path:
     if reason not in _said:
         _said.add(reason)
         warnings.warn(
             f"noise on CUDA is drawn with PyTorch's own operators, several times slower than by one kernel: {why}. "
-            f"Results are the same; compile the network, or set {ENVIRONMENT}=plain to hear no more of it.",
+            f"Results are the same. {cure}, or set {ENVIRONMENT}=plain to hear no more of it (and compile the network: "
+            "that fuses them).",
             UndriftWarning,
             stacklevel=2,
         )
     return "plain"
 
 
-_TRITON = importlib.util.find_spec("triton") is not None  # here: the compiler traces has_triton, and not find_spec
-
-
 def has_triton() -> bool:
     """Return whether Triton is installed; it is imported by the first call of a kernel."""
-    return _TRITON
+    return INSTALLED
 
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
     path = choose(x)
-    if path in {"plain", "cpu"}:
+    if path == "plain":
         return plain.square_sum(x, groups, last)
     if path == "traced":
         from undrift.fused import traced
@@ -132,7 +134,7 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
         from undrift.fused import operators
 
         return operators.square_sum(x, groups, last)
-    return _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+    return _SquareSum.apply(x, groups, last, path)  # type: ignore[no-untyped-call]
 
 
 def add_noise(
@@ -155,20 +157,24 @@ def add_noise(
 
 class _SquareSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: int, last: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, groups: int, last: bool, path: Path) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.settings, ctx.path = (groups, last), path
+        if path == "cpu":
+            return plain.square_sum(x, groups, last)
         from undrift.fused import launch
 
-        ctx.save_for_backward(x)
-        ctx.settings = (groups, last)
         return launch.square_sum(x, groups, last)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        if ctx.path == "cpu":  # from x as it is: autograd would keep 2·x, in float32, and read it once more
+            return plain.square_sum_gradient(grad, x, *ctx.settings), None, None, None
         from undrift.fused import launch
 
-        (x,) = ctx.saved_tensors
-        return launch.square_sum_gradient(grad, x, *ctx.settings), None, None
+        return launch.square_sum_gradient(grad, x, *ctx.settings), None, None, None
 
 
 class _AddNoise(torch.autograd.Function):
@@ -197,5 +203,5 @@ class _AddNoise(torch.autograd.Function):
 
                 grads = launch.noise_gradients(grad, plane, log_var, key[0], first_row, groups, last)
             else:
-                grads = cpu.noise_gradients(grad.contiguous(), kept, plane, log_var, groups, last)
+                grads = cpu.noise_gradients(grad, kept, plane, log_var, groups, last)
         return grad, *grads, None, None, None, None, None

@@ -1,22 +1,20 @@
 # ruff: noqa: ARG001 (a fake implementation takes all that the real one takes)
 """The fused functions as operators of torch.library: one node for torch.compile, export, FakeTensor and autocast.
 
-On CUDA they run Triton's kernels, elsewhere PyTorch's own operators. Their backward passes are operators too, and draw
-ε again. A second derivative is not provided: autograd says so when asked for one.
+On CUDA they run Triton's kernels, on a CPU small pieces, elsewhere PyTorch's own operators: as uncompiled code does.
+Their backward passes are operators too, and draw ε again. A second derivative is not provided: autograd says so when
+asked for one.
 """
 
 import torch
 from torch import Tensor
 
-from undrift.fused import gradients, plain
+from undrift.fused import cpu, dispatch, gradients, plain
 
 
 def _launches(tensor: Tensor) -> bool:
-    if not tensor.is_cuda or tensor.dtype is torch.float64:
-        return False
-    from undrift.fused.dispatch import has_triton
-
-    return has_triton()
+    """Return whether Triton's kernels serve it; where they should and cannot, that is said once."""
+    return tensor.is_cuda and dispatch._on_cuda(tensor) == "triton"
 
 
 @torch.library.custom_op("undrift::square_sum", mutates_args=())
@@ -47,8 +45,12 @@ def add_noise(
         from undrift.fused import launch
 
         return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
-    out = plain.add_noise(y, plane, log_var, key, first_row, groups, last)
-    return torch.empty_like(y).copy_(out)  # in y's memory format, as promised to the compiler
+    if dispatch.in_pieces(y, plane, log_var):
+        out, _ = cpu.add_noise(y, plane, log_var, key, first_row, groups, last)
+    else:
+        out = plain.add_noise(y, plane, log_var, key, first_row, groups, last)
+    # In y's memory format, as promised to the compiler.
+    return out if out.stride() == y.stride() else torch.empty_like(y).copy_(out)
 
 
 @add_noise.register_fake
@@ -65,7 +67,12 @@ def noise_gradients(
         from undrift.fused import launch
 
         return launch.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
-    return plain.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+    if dispatch.in_pieces(grad, plane, log_var):
+        kept = cpu.noise(grad, plane, key, first_row, groups, last)
+        grad_plane, grad_log_var = cpu.noise_gradients(grad, kept, plane, log_var, groups, last)
+    else:
+        grad_plane, grad_log_var = plain.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+    return grad_plane.contiguous(), grad_log_var
 
 
 @noise_gradients.register_fake

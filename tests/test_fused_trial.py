@@ -1,0 +1,155 @@
+"""Where kernels cannot run, noise is drawn by other means, and that is said once: eager, compiled and exported."""
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import undrift
+from fused_support import arguments
+from undrift.fused import calls, dispatch, operators, trial
+from undrift.key import keys_of
+
+NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
+
+
+class Kernel:
+    """Stands in for Triton's kernel of keys, on the CPU (device −1); counts its launches."""
+
+    def __init__(self, does: Callable[[Tensor, Tensor, int], Tensor]) -> None:
+        self.does, self.launches = does, 0
+
+    def __call__(self, seed: Tensor, step: Tensor, count: int) -> Tensor:
+        self.launches += 1
+        return self.does(seed, step, count)
+
+
+def _no_compiler(_seed: Tensor, _step: Tensor, _count: int) -> Tensor:
+    raise RuntimeError(NO_COMPILER + "\nand a second line")
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernel]:
+    """Let Triton be installed, and its first kernel do what it is given to do."""
+
+    def begin(does: Callable[[Tensor, Tensor, int], Tensor], capturing: bool = False) -> Kernel:
+        kernel = Kernel(does)
+        monkeypatch.setattr(trial, "INSTALLED", True)
+        monkeypatch.setattr(trial, "_refusals", {})
+        monkeypatch.setattr(trial, "_launched", kernel)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capturing)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+        monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+        monkeypatch.setattr(dispatch, "_said", set())
+        return kernel
+
+    return begin
+
+
+def says(match: str) -> AbstractContextManager[object]:
+    return pytest.warns(undrift.UndriftWarning, match=match)
+
+
+def test_a_kernel_that_runs_is_tried_once(pretend: Callable[..., Kernel]) -> None:
+    kernel = pretend(keys_of)
+    assert [trial.refusal(-1) for _ in range(3)] == [""] * 3
+    assert kernel.launches == 1
+    assert dispatch._on_cuda(torch.zeros(2)) == "triton"
+    assert kernel.launches == 1
+
+
+def test_a_kernel_that_cannot_be_compiled_is_said_once_and_not_tried_again(pretend: Callable[..., Kernel]) -> None:
+    kernel = pretend(_no_compiler)
+    with says(r"slower.*did not run \(RuntimeError: Failed to find C compiler.*variable\.\).*Mend that, or"):
+        assert dispatch._on_cuda(torch.zeros(2)) == "plain"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [dispatch._on_cuda(torch.zeros(2)) for _ in range(3)] == ["plain"] * 3
+    assert kernel.launches == 1
+
+
+def test_a_kernel_that_writes_other_keys_is_not_trusted(pretend: Callable[..., Kernel]) -> None:
+    pretend(lambda seed, step, count: keys_of(seed, step, count) + 1)
+    assert "wrote other numbers" in trial.refusal(-1)
+
+
+def test_a_full_gpu_says_nothing_of_triton(pretend: Callable[..., Kernel]) -> None:
+    def full(_seed: Tensor, _step: Tensor, _count: int) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    pretend(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        trial.refusal(-1)
+    assert not trial._refusals
+
+
+def test_nothing_is_tried_while_a_graph_is_captured(pretend: Callable[..., Kernel]) -> None:
+    kernel = pretend(_no_compiler, capturing=True)
+    assert trial.refusal(-1) == ""
+    assert (kernel.launches, trial._refusals) == (0, {})
+
+
+def test_a_trial_is_not_seen_by_fake_tensors(pretend: Callable[..., Kernel]) -> None:
+    kernel = pretend(keys_of)
+    with FakeTensorMode():
+        assert trial.refusal(-1) == ""
+    assert kernel.launches == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_the_real_kernel_runs_where_waiting_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_refusals", {})
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert trial.refusal(torch.cuda.current_device()) == ""
+        assert torch.cuda.get_sync_debug_mode() == 2
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class OnCuda(Tensor):
+    """A tensor on a CPU that says it is on a GPU."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "installed", "match"),
+    [(torch.float64, True, r"this is torch\.float64"), (torch.float32, False, "Triton is not installed")],
+)
+def test_operators_of_a_compiled_graph_say_why_they_are_slow(
+    pretend: Callable[..., Kernel], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, installed: bool, match: str
+) -> None:
+    """A graph for CUDA holds the operator; what it does there, it decides and says when it runs."""
+    pretend(keys_of)
+    monkeypatch.setattr(dispatch, "has_triton", lambda: installed)
+    assert dispatch._compiled(torch.zeros(2, dtype=dtype).as_subclass(OnCuda)) == "operator"
+    y = arguments((2, 4, 3, 3), 2, False, dtype)[0].as_subclass(OnCuda)
+    with says(match + r".*UNDRIFT_NOISE=plain"):
+        assert not operators._launches(y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not operators._launches(y)
+
+
+def test_the_kernel_that_is_tried_is_launched_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments that `kernels_keys.keys_kernel` takes; Triton is not needed to see that."""
+    launched: list[tuple[int, int]] = []
+
+    def kernel(seed: Tensor, step: Tensor, keys: Tensor, count: int, BLOCK: int) -> None:  # noqa: N803
+        launched.append((count, BLOCK))
+        keys.copy_(keys_of(seed, step, count))
+
+    module = ModuleType("undrift.fused.kernels_keys")
+    module.keys_kernel = {(1, 1): kernel}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "undrift.fused.kernels_keys", module)
+    monkeypatch.setattr(calls, "direct_launches", lambda: False)
+    seed, step = torch.tensor(5), torch.tensor(6)
+    assert torch.equal(trial._launched(seed, step, 2), keys_of(seed, step, 2))
+    assert launched == [(2, 128)]
