@@ -12,7 +12,8 @@ from the corruptions that were not looked at; the present one was chosen on the 
 (predict_choice.py), which come first.
 
 Time: medians of one run, against a noise-free forward pass in the same mode, at batch 200 and batch 8; CUDA is
-synchronised around each. Hardware, seeds and images are in the table's first line.
+synchronised around each (`undrift bench speed --only predict` measures this half, without data). Hardware, seeds and
+images are in the table's first line.
 
     python benchmarks/predict.py --data ../shared/data/cifar10 --images 2000 --seeds 3
     python benchmarks/predict.py --data ../shared/data/cifar10 --no-quality --time-network wrn28_10 --bf16
@@ -21,10 +22,7 @@ synchronised around each. Hardware, seeds and images are in the table's first li
 import argparse
 import datetime
 import json
-import statistics
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +31,12 @@ from torch import Tensor, nn
 
 import undrift
 from undrift import data, metrics, zoo
-from undrift._few import THIRD
+from undrift._atomic import write_text
+from undrift.bench.speed_modes import settings
+from undrift.bench.speed_predict import FORM, times
 from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
 
 BATCH = 200
-FORM = f"two draws, and a third for {THIRD:.0%} in the same pass"  # numbers of another form are not continued
 LOOKED_AT = ("contrast", "frost", "gaussian_noise")
 SETTINGS: dict[str, dict[str, Any]] = {
     "0.04 × Var, all but the first layer": {"init_fraction": 0.04, "skip_first": 1},
@@ -83,51 +82,6 @@ def quality(net: nn.Module, x: Tensor, labels: Tensor, seeds: int) -> dict[str, 
     return found
 
 
-def times(net: nn.Module, device: torch.device, batches: list[int], bf16: bool, repeats: int) -> list[dict[str, Any]]:
-    """Return the median time of each way to predict over that of one noise-free forward pass."""
-    if bf16:
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model, rows = undrift.perturb(net, norm_statistics="source"), []
-    for batch in batches:
-        x = torch.rand(batch, 3, 32, 32, device=device)
-        x = x.to(memory_format=torch.channels_last) if bf16 else x
-        ways: dict[str, Callable[[], object]] = {
-            "full, folded": lambda x=x: undrift.predict(model, x, 10),
-            "full, one pass a draw": lambda x=x: undrift.predict(model, x, 10, fold_limit=0),
-            "fast": lambda x=x: undrift.predict(model, x, 10, mode="fast"),
-            "samples=0": lambda x=x: undrift.predict(model, x, 0),
-        }
-        with torch.no_grad():
-            with model.off() as plain:
-                base = median(partial(plain, x), device, repeats, bf16)
-            for way, ask in ways.items():
-                ratio = median(ask, device, repeats, bf16) / base
-                rows.append({"batch": batch, "way": way, "ratio": ratio, "forward_ms": 1000 * base})
-                print(rows[-1], flush=True)
-    model.remove()
-    return rows
-
-
-def median(ask: Callable[[], object], device: torch.device, repeats: int, bf16: bool) -> float:
-    """Return the median wall time of a call in seconds, after three calls that are not counted.
-
-    Each call has an autocast block of its own, as in use: a longer one would cast weights that ask for gradients once
-    for all calls (the plain network's), and frozen ones (the perturbed network's) at every pass.
-    """
-    taken = []
-    for turn in range(repeats + 3):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            ask()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if turn > 2:
-            taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
-
-
 def main() -> None:
     """Measure, and write predict.json and predict.md as corruptions finish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,12 +118,11 @@ def main() -> None:
             write(result, arguments.out)
     if not arguments.no_time:
         mode = f"{arguments.time_network}{', channels-last bf16' if arguments.bf16 else ''}, {machine}"
-        net = zoo.build(arguments.time_network).to(device).eval()
-        result["time"][mode] = {
-            **about,
-            "date": datetime.date.today().isoformat(),
-            "rows": times(net, device, arguments.batches, arguments.bf16, arguments.repeats),
-        }
+        net, rows = zoo.build(arguments.time_network).to(device).eval(), list[dict[str, Any]]()
+        result["time"][mode] = {**about, **settings(device), "date": datetime.date.today().isoformat(), "rows": rows}
+        for row in times(net, device, arguments.batches, arguments.bf16, arguments.repeats):
+            print(row, flush=True)
+            rows.append(row)
         write(result, arguments.out)
     print((arguments.out / "predict.md").read_text())
 
@@ -203,8 +156,8 @@ def write(result: dict[str, Any], out: Path) -> None:
         lines += ["| batch | forward, ms | way | × |", "|---|---|---|---|"]
         lines += [f"| {r['batch']} | {r['forward_ms']:.2f} | {r['way']} | {r['ratio']:.2f} |" for r in measured["rows"]]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "predict.json").write_text(json.dumps(result, indent=1) + "\n")
-    (out / "predict.md").write_text("\n".join(lines) + "\n")
+    write_text(out / "predict.json", json.dumps(result, indent=1) + "\n")
+    write_text(out / "predict.md", "\n".join(lines) + "\n")
 
 
 def cells(done: dict[str, Any], names: list[str], setting: str, row: str) -> str:

@@ -26,15 +26,14 @@ FORM = "the present form"
 
 def step(case: Case, kind: str, mode: str, ms: float, **more: Any) -> dict[str, Any]:
     compiled, graphs = MODES[mode]
-    return {"case": asdict(case), "kind": kind, "compiled": compiled, "low": True, "ms": ms, "peak": 100.0} | (
-        {"graphs": True} if graphs else {}
-    ) | more  # fmt: skip
+    row = {"case": asdict(case), "kind": kind, "compiled": compiled, "low": True, "ms": ms}
+    return row | {"peak": 100.0, "reserved": 200.0} | ({"graphs": True} if graphs else {}) | more
 
 
 def speeds(case: Case = WRN) -> dict[str, Any]:
     """What `undrift bench speed` writes of one network."""
     rows = [step(case, "tent", mode, ms) for mode, ms in TENT.items()]
-    rows += [step(case, "vmp", mode, ms, extra_ms=2.0, peak=130.0) for mode, ms in VMP.items()]
+    rows += [step(case, "vmp", mode, ms, extra_ms=2.0, peak=130.0, reserved=230.0) for mode, ms in VMP.items()]
     rows += [step(case, "released", "", 60.0, low=False), step(case, "tent", "", 1.0, low=False)]
     waits = [{"case": asdict(case), "kind": kind, "waits": count} for kind, count in (("tent", 1), ("vmp", 3))]
     return {"steps": {"rows": rows} | WHERE, "launches": {"rows": waits} | WHERE}
@@ -58,17 +57,19 @@ def test_each_ratio_is_the_one_it_says_and_a_missed_bar_is_bold() -> None:
         "1.00",  # 13 with graphs over 13 without
         "**1.30**",  # 13 over 10
         "1.20",  # 1 + 2 / 10
+        "1.15",  # 230 MiB reserved over 200
         "1.23",  # 16 over 13
         "**1.30**",  # 130 MiB over 100
         "1.60",  # 24 over 15: the bar itself holds
         "1.43",  # 20 over 14
         "**2**",
         "**4.62**",  # 60 over 13, at least 5
+        "**3.75**",  # 60 over 16
     ]
     assert [line[1] for line in cells(speed_page.gpu(speeds()))[1:]] == [
-        *("≤ 1.25", "≤ 1.25", "–", "≤ 1.25", "≤ 1.25", "≤ 1.6", "≤ 1.6", "≤ 0", "≥ 5; ≥ 3.5"),
+        *("≤ 1.25", "≤ 1.25", "–", "≤ 1.25", "≤ 1.25", "≤ 1.25", "≤ 1.6", "≤ 1.6", "≤ 0", "≥ 5; ≥ 3.5", "≥ 5; ≥ 3.5"),
     ]
-    assert column(speeds(RESNET), RESNET)[-1] == "4.62"  # of which 3.5 are asked
+    assert column(speeds(RESNET), RESNET)[-2:] == ["4.62", "3.75"]  # of which 3.5 are asked
     assert "a GPU; torch 2.0; 2026-01-02" in speed_page.gpu(speeds())
 
 
@@ -81,12 +82,13 @@ def test_the_first_bar_takes_the_faster_tent() -> None:
 @pytest.mark.parametrize(
     ("kind", "mode", "lost"),
     [
-        ("tent", "c", {0, 1, 2, 3, 4}),
-        ("tent", "cg", {1, 2}),
-        ("tent", "", {0, 1, 2, 5}),
-        ("vmp", "cg", {0, 1, 2, 8}),
-        ("vmp", "g", {0, 1, 2, 6, 8}),
-        ("released", "", {8}),
+        ("tent", "c", {0, 1, 2, 3, 4, 5}),
+        ("tent", "cg", {1, 2, 3}),
+        ("tent", "", {0, 1, 2, 3, 6}),
+        ("vmp", "cg", {0, 1, 2, 3, 9}),
+        ("vmp", "g", {0, 1, 2, 3, 7, 9}),
+        ("vmp", "c", {1, 2, 3, 4, 5, 10}),
+        ("released", "", {9, 10}),
     ],
 )
 def test_where_a_step_failed_no_ratio_speaks_of_it(kind: str, mode: str, lost: set[int]) -> None:
@@ -103,18 +105,25 @@ def test_where_a_step_failed_no_ratio_speaks_of_it(kind: str, mode: str, lost: s
 def test_waits_that_were_counted_elsewhere_say_where() -> None:
     found = speeds()
     found["launches"]["machine"] = WHERE["machine"] | {"date": "2026-01-03"}
-    assert "Waits: a GPU; torch 2.0; 2026-01-03." in speed_page.gpu(found)
+    assert "chosen without trial. Waits: a GPU; torch 2.0; 2026-01-03." in speed_page.gpu(found)
+    found["steps"]["cudnn_benchmark"] = True
+    assert "chosen by trial." in speed_page.gpu(found)
     del found["launches"]
-    assert column(found)[7] == "not measured"
+    assert column(found)[8] == "not measured"
 
 
 def test_a_cpus_table_has_float32_steps() -> None:
     rows = [step(CPU[0], *each, low=False) for each in (("tent", "", 2.0), ("vmp", "", 3.5), ("released", "", 7.0))]
     rows[1]["extra_ms"] = 0.5
     text = speed_page.cpu({"steps": {"rows": rows} | WHERE})
-    assert [line[1:] for line in cells(text)] == [
-        ["bar", "WRN-40-2, batch 64"], ["≤ 1.6", "**1.75**"], ["–", "1.25"], ["–", "2.00"],
-    ]  # fmt: skip
+    found = [line[1:] for line in cells(text)]
+    assert found[:3] == [["bar", "WRN-40-2, batch 64"], ["≤ 1.6", "**1.75**"], ["–", "1.25"]]
+    assert found[3:] == [["≤ 1.6", "not measured"], *[["–", "not measured"]] * 2, ["–", "2.00"]]
+    # With ε drawn again in the backward pass: 0.5 ms more, and 50 of 160 MiB less.
+    rows[0]["kept"], rows[1]["kept"] = 100.0, 160.0
+    rows[1] |= {"redraw_ms": 0.5, "redraw_mib": 50.0}
+    again = [line[2] for line in cells(speed_page.cpu({"steps": {"rows": rows} | WHERE}))[3:6]]
+    assert again == ["**2.00**", "1.60", "1.10"]
 
 
 def test_kernels_are_shown_by_kind_where_they_were_looked_at() -> None:

@@ -70,7 +70,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "offline": ("offline", "PACS, Office-31 or Office-Home over epochs: ResNet-50, all tasks"),
     "generalized": ("generalized", "the same cells: target, held-out source, harmonic mean"),
     "analysis": ("analysis", "σ against A-distance, prior, sharing, layers, schemes, draws, β"),
-    "speed": ("speed", "what a step costs beside Tent's: time, memory, launches, growth, start-up"),
+    "speed": ("speed", "what a step costs beside Tent's: time, memory, launches, growth, predictions, start-up"),
     "table1": ("table1", "what each method can do and needs, from its own attributes"),
 }
 """Each benchmark's module here, which has a `benchmark`, and what it is in one line."""

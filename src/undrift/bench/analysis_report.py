@@ -37,7 +37,7 @@ def markdown(planned: Sequence[Planned], store: Store) -> str:
         text += [f"- {p.cell.key} failed: {r['failed']}" for p in mine if (r := store.get(p.cell)) and "failed" in r]
         text += footnotes({p.cell.key: store.all([p.cell]) for p in mine})
     text.append("- One seed each: a difference of less than a point says nothing. “not run”: there is no such cell.")
-    text.append("- ms a batch: of cells that had the machine to themselves. Rows' own times are in offline.md and online-c10.md.")
+    text.append("- ms a batch: where a cell had the machine to itself. Rows' own times: offline.md and online-c10.md.")
     return "\n".join(text) + "\n"
 
 

@@ -106,22 +106,41 @@ def _quality(found: Found, form: str) -> str:
 
 
 def _times(mode: str, part: Found, form: str) -> str:
-    batches = {row["batch"]: row["forward_ms"] for row in part["rows"] if "forward_ms" in row}
-    ratios = {(row["way"], row["batch"]): row.get("ratio") for row in part["rows"] if "error" not in row}
-    old = part.get("fast") != form
+    network, *rest = mode.removesuffix(f", {part['machine']}").split(", ")
+    return ways(part["rows"], f"{network_title(network, *rest)}; {_machine(part)}", part.get("fast") == form)
+
+
+def network_title(network: str, *mode: str) -> str:
+    """Return a network's name as it is written in tables, and its mode.
+
+    Examples:
+        >>> network_title("wrn28_10", "channels-last bf16")
+        'WRN-28-10, channels-last bf16'
+    """
+    return ", ".join([network.replace("wrn", "WRN-").replace("_", "-"), *mode])
+
+
+def ways(rows: Sequence[Found], how: str, present: bool) -> str:
+    """Return a table of what each way to predict costs in noise-free forward passes, beside its bar.
+
+    Args:
+        rows: batch, way, ratio and forward_ms of each.
+        how: the network, its mode and the machine.
+        present: whether "fast" was then what it is now.
+    """
+    batches = {row["batch"]: row["forward_ms"] for row in rows if "forward_ms" in row}
+    ratios = {(row["way"], row["batch"]): row.get("ratio") for row in rows if "error" not in row}
     lines = []
     for way, title in WAYS.items():
         limits = [TIMES.get((way, batch), ANY) for batch in batches]
         values = [ratios.get((way, batch)) for batch in batches]
-        if way == "fast" and old:
+        if way == "fast" and not present:
             lines.append(_way("fast, an earlier form", limits, values))
             values = [None] * len(limits)
         lines.append(_way(title, limits, values))
-    network, *rest = mode.removesuffix(f", {part['machine']}").split(", ")
-    how = ", ".join([network.replace("wrn", "WRN-").replace("_", "-"), *rest])
     forward = ", ".join(f"{ms:.2f} ms at batch {batch}" for batch, ms in batches.items())
     header = ["way", *(cell for batch in batches for cell in (f"batch {batch}", "bar"))]
-    about = f"{how}; {_machine(part)}. One noise-free forward pass takes {forward}. Bold: missed."
+    about = f"{how}. One noise-free forward pass takes {forward}. Bold: missed."
     return f"{about}\n\n{markdown(header, lines)}".rstrip("\n")
 
 

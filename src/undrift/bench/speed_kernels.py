@@ -1,6 +1,6 @@
 """What one step asks of a GPU: launches and waits, and the time of its kernels by what they do."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,22 +9,52 @@ from torch import Tensor
 OURS = ("add_noise", "noise_gradients", "square_sum", "finish")
 """Our kernels, by what their names contain; a gradient of one counts with it."""
 STEPS = 3
+MARK = "undrift: measured steps"
 
 
 def counted(step: Callable[[Tensor], None], x: Tensor) -> dict[str, Any]:
-    """Return kernel launches and waits for the device in one step."""
-    names = [event.name for event in _events(step, x, 1)]
-    launches = sum("LaunchKernel" in name for name in names)
-    waits = sum("Synchronize" in name and "Stream" in name for name in names)
-    copies = sum("Memcpy DtoH" in name for name in names)
-    return {"launches": launches, "waits": waits, "copies to host": copies}
+    """Return kernel launches, waits for the device and copies to the host in one step."""
+    return calls(_events(step, x, 1))
+
+
+def calls(events: Sequence[Any]) -> dict[str, Any]:
+    """Return what the host asked for while the step ran; the profiler itself waits before and after it.
+
+    A wait is any call that returns when the device is through: of a stream, of the device, of an event, and a copy that
+    is not asynchronous. A copy to the host is counted where the device made it, whether the host waited or not.
+    """
+    begun = [event.time_range for event in events if event.name == MARK and event.device_type.name == "CPU"]
+    first, last = min(r.start for r in begun), max(r.end for r in begun)
+    names = [e.name for e in events if first <= e.time_range.start and e.time_range.end <= last]
+    return {
+        "launches": sum("LaunchKernel" in name for name in names),
+        "waits": sum(map(waits, names)),
+        "copies to host": sum("Memcpy DtoH" in event.name for event in events),
+    }
+
+
+def waits(name: str) -> bool:
+    """Return whether a call of CUDA's makes the host wait.
+
+    Examples:
+        >>> [waits(name) for name in ("cudaEventSynchronize", "cudaMemcpy", "cudaMemcpyAsync", "cudaStreamWaitEvent")]
+        [True, True, False, False]
+    """
+    if not name.startswith("cu"):
+        return False
+    return name.endswith("Synchronize") or ("Memcpy" in name and "Async" not in name)
 
 
 def timed(step: Callable[[Tensor], None], x: Tensor) -> dict[str, Any]:
     """Return how many kernels a step has, and their milliseconds by kind."""
-    events = [(e.name, e.device_time) for e in _events(step, x, STEPS) if e.device_type.name == "CUDA"]
+    return spent(_events(step, x, STEPS))
+
+
+def spent(events: Sequence[Any]) -> dict[str, Any]:
+    """Return what the GPU did in a step: the number of its kernels, and their milliseconds by kind."""
+    seen = [(event.name, event.device_time) for event in events if event.device_type.name == "CUDA"]
     # The profiler shows a part of the host's program once more, as what the GPU did meanwhile.
-    kernels = [(name, 1e-3 * time / STEPS) for name, time in events if "#" not in name]
+    kernels = [(name, 1e-3 * time / STEPS) for name, time in seen if "#" not in name and name != MARK]
     return {"kernels": round(len(kernels) / STEPS), "kernel_ms": by_kind(kernels)}
 
 
@@ -44,10 +74,11 @@ def by_kind(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def _events(step: Callable[[Tensor], None], x: Tensor, steps: int) -> list[Any]:
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        for _ in range(steps):
-            step(x)
+        with record_function(MARK):
+            for _ in range(steps):
+                step(x)
         torch.cuda.synchronize()
     return list(seen.events())

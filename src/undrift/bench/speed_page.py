@@ -11,8 +11,9 @@ from typing import Any
 
 from undrift.bench.limit import ANY, NOT_MEASURED, Limit
 from undrift.bench.speed import CPU, GPU
+from undrift.bench.speed_bars import EAGER, QUARTER, RELEASED, floor_over
 from undrift.bench.speed_kernels import OURS
-from undrift.bench.speed_report import RELEASED
+from undrift.bench.speed_report import predictions
 from undrift.bench.speed_steps import Case
 from undrift.bench.table import markdown
 
@@ -29,7 +30,7 @@ class Steps:
     """What was measured of one network, without the rows that failed.
 
     Attributes:
-        waits: for the device in one uncompiled step, by what step it is.
+        waits: for the device, and copies to the host, in one uncompiled step, by what step it is.
     """
 
     def __init__(self, found: Found, case: Case, low: bool) -> None:
@@ -37,7 +38,8 @@ class Steps:
         for row in measured(found, "steps", case, "ms"):
             if row["low"] == low or row["kind"] == "released":  # that one runs as it was released, in float32
                 self._rows[row["kind"], (row["compiled"], row.get("graphs", False))] = row
-        self.waits: dict[str, int] = {r["kind"]: r["waits"] for r in measured(found, "launches", case, "waits")}
+        looked = measured(found, "launches", case, "waits")
+        self.waits: dict[str, int] = {row["kind"]: row["waits"] + row.get("copies to host", 0) for row in looked}
 
     def fastest(self, kind: str, *modes: Mode) -> Row | None:
         """Return the fastest step of these modes, None unless all of them were measured."""
@@ -72,7 +74,7 @@ def measured(found: Found, part: str, case: Case, needed: str) -> list[Row]:
 def _vmp_over_tent(vmp: Sequence[Mode], tent: Sequence[Mode], of: str = "ms") -> Callable[[Steps], float | None]:
     def ratio(steps: Steps) -> float | None:
         ours, theirs = steps.fastest("vmp", *vmp), steps.fastest("tent", *tent)
-        return ours[of] / theirs[of] if ours and theirs and ours[of] and theirs[of] else None
+        return ours[of] / theirs[of] if ours and theirs and ours.get(of) and theirs.get(of) else None
 
     return ratio
 
@@ -80,7 +82,7 @@ def _vmp_over_tent(vmp: Sequence[Mode], tent: Sequence[Mode], of: str = "ms") ->
 def _floor(*modes: Mode) -> Callable[[Steps], float | None]:
     def ratio(steps: Steps) -> float | None:
         ours, theirs = steps.fastest("vmp", *modes), steps.fastest("tent", *modes)
-        return 1 + ours["extra_ms"] / theirs["ms"] if ours and theirs and "extra_ms" in ours else None
+        return floor_over(ours, theirs) if ours and theirs else None
 
     return ratio
 
@@ -97,8 +99,19 @@ def _waits_added(steps: Steps) -> float | None:
     return steps.waits["vmp"] - steps.waits["tent"] if {"vmp", "tent"} <= steps.waits.keys() else None
 
 
-QUARTER, EAGER = Limit(most=1.25), Limit(most=1.6)
+def _redrawn(of: str, saved: str, sign: int) -> Callable[[Steps], float | None]:
+    """Return the ratio to Tent if a CPU drew ε again in the backward pass: more time, less memory."""
+
+    def ratio(steps: Steps) -> float | None:
+        ours, theirs = steps.fastest("vmp", PLAIN), steps.fastest("tent", PLAIN)
+        known = ours and theirs and of in ours and of in theirs and saved in ours
+        return (ours[of] + sign * ours[saved]) / theirs[of] if ours and theirs and known else None
+
+    return ratio
+
+
 RELEASED_LIMITS = {network: Limit(least=bar) for network, bar in RELEASED.items()}
+FLOOR = "its floor: bytes to move, or operations to start where they take longer"
 GPU_LINES = (
     Line(
         "VMP with CUDA graphs over the faster of Tent compiled or not, without them",
@@ -106,17 +119,26 @@ GPU_LINES = (
         QUARTER,
     ),
     Line("each in its fastest mode, CUDA graphs on both sides (stricter)", _vmp_over_tent(ALL, ALL), QUARTER),
-    Line("its floor: bytes that must be moved", _floor(*ALL)),
+    Line(FLOOR, _floor(*ALL)),
+    Line("peak reserved memory of the same, the graphs' pools included", _vmp_over_tent(ALL, ALL, "reserved"), QUARTER),
     Line("compiled, without CUDA graphs on either side", _vmp_over_tent((COMPILED,), (COMPILED,)), QUARTER),
-    Line("peak memory, compiled, without CUDA graphs", _vmp_over_tent((COMPILED,), (COMPILED,), "peak"), QUARTER),
+    Line("peak allocated memory of the same", _vmp_over_tent((COMPILED,), (COMPILED,), "peak"), QUARTER),
     Line("uncompiled", _vmp_over_tent((PLAIN,), (PLAIN,)), EAGER),
     Line("uncompiled, one CUDA graph", _vmp_over_tent((GRAPH,), (GRAPH,)), EAGER),
-    Line("waits for the GPU added", _waits_added, Limit(most=0), digits=0),
-    Line("the released formulation over VMP in its fastest mode", _released(*ALL), RELEASED_LIMITS),
+    Line("waits for the GPU, and copies to the host, added", _waits_added, Limit(most=0), digits=0),
+    Line("the released formulation over VMP with CUDA graphs", _released(GRAPH, COMPILED_GRAPH), RELEASED_LIMITS),
+    Line(
+        "the released formulation over VMP without CUDA graphs, compiled or not",
+        _released(PLAIN, COMPILED),
+        RELEASED_LIMITS,
+    ),
 )
 CPU_LINES = (
     Line("VMP over Tent", _vmp_over_tent((PLAIN,), (PLAIN,)), EAGER),
-    Line("its floor: bytes that must be moved", _floor(PLAIN)),
+    Line("its floor: bytes to move", _floor(PLAIN)),
+    Line("… if ε were drawn again in the backward pass", _redrawn("ms", "redraw_ms", 1), EAGER),
+    Line("memory kept for the backward pass", _vmp_over_tent((PLAIN,), (PLAIN,), "kept")),
+    Line("… if ε were drawn again in the backward pass", _redrawn("kept", "redraw_mib", -1)),
     Line("the released formulation over VMP", _released(PLAIN)),
 )
 
@@ -125,17 +147,24 @@ def gpu(found: Found) -> str:
     """Return the table of all bars on a GPU, from what is in speed-cuda.json."""
     if not found.get("steps"):
         return "Not measured yet."
-    how = f"{_about(found['steps'])}; channels-last bfloat16."
+    tried = "by" if found["steps"].get("cudnn_benchmark") else "without"
+    how = f"{_about(found['steps'])}; channels-last bfloat16, cuDNN's algorithms chosen {tried} trial."
     if found.get("launches") and _about(found["launches"]) != _about(found["steps"]):
         how += f" Waits: {_about(found['launches'])}."
-    return _table(found, "time or memory, VMP over Tent", GPU, GPU_LINES, how)
+    return _table(found, "time or memory, VMP over Tent", GPU, GPU_LINES, how) + _predictions(found)
 
 
 def cpu(found: Found) -> str:
     """Return the table of a step on a CPU, from what is in speed-cpu.json."""
     if not found.get("steps"):
         return "Not measured yet."
-    return _table(found, "time, uncompiled", CPU, CPU_LINES, f"{_about(found['steps'])}; float32.")
+    how = f"{_about(found['steps'])}; float32."
+    return _table(found, "time or memory, uncompiled", CPU, CPU_LINES, how) + _predictions(found)
+
+
+def _predictions(found: Found) -> str:
+    """Return what predictions cost, where that was measured, as another table."""
+    return f"\n\n{predictions(found['predict'])}" if found.get("predict", {}).get("rows") else ""
 
 
 def kernels(found: Found) -> str:

@@ -1,150 +1,151 @@
-"""The tables and the figure of `undrift bench speed`: ratios first, milliseconds beside them."""
+"""The tables of `undrift bench speed`: ratios beside their floors and bars, milliseconds and memory."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from undrift.bench.limit import ANY
+from undrift.bench.predict_page import network_title, ways
+from undrift.bench.speed_bars import STARTUP, Row, fastest, floor_over, ratios
+from undrift.bench.speed_growth import growth
 from undrift.bench.speed_kernels import OURS
+from undrift.bench.speed_modes import how
+from undrift.bench.speed_predict import FORM
 from undrift.bench.table import markdown
-from undrift.plots import BLUE, GREY, ORANGE, _figure, _save
 
-# What of VMP's is divided by what of Tent's, among which steps, and the most that it should be.
-BARS: tuple[tuple[str, str, Callable[[dict[str, Any]], bool], float], ...] = (
-    ("VMP over Tent, each in its fastest mode", "ms", lambda _: True, 1.25),
-    ("the same without CUDA graphs", "ms", lambda row: not row.get("graphs"), 1.25),
-    ("peak memory of the same", "peak", lambda row: not row.get("graphs"), 1.25),
-    ("VMP over Tent, uncompiled", "ms", lambda row: not row["compiled"] and not row.get("graphs"), 1.6),
-    ("VMP over Tent, uncompiled, CUDA graphs", "ms", lambda row: not row["compiled"] and row.get("graphs", False), 1.6),
-)
-RELEASED = {"WRN-28": 5.0, "ResNet-50": 3.5}
+Part = dict[str, Any]
+"""Rows, machine and settings of one part, as they were written."""
+MEMORIES = {
+    "peak": "GiB allocated",
+    "reserved": "GiB reserved",
+    "kept": "GiB kept",
+}
+"""The kinds of memory that a step may have, and what their columns are called."""
 
 
 def text(found: dict[str, Any]) -> str:
     """Return every table that there are numbers for, as Markdown."""
     parts = ["# Speed\n"]
-    if rows := _rows(found, "steps"):
-        parts += [_about(found["steps"]), _steps(rows), _ratios(rows)]
-    if rows := _rows(found, "launches"):
-        header = ("network", "step", "kernel launches", "waits", "copies to the host")
-        keys = ("launches", "waits", "copies to host")
-        lines = [(r["case"]["network"], r["kind"], *(r.get(k, "failed") for k in keys)) for r in rows]
-        parts += ["## Launches and waits a step, uncompiled\n", markdown(header, lines)]
-    if rows := _rows(found, "kernels"):
-        parts += ["## Kernels of a compiled step: milliseconds by what they do\n", kernels(rows)]
-    if rows := _rows(found, "startup"):
-        lines = [(r["what"], f"{r['seconds']:.2f}") for r in rows]
-        parts += ["## Start-up\n", markdown(("what", "seconds"), lines)]
-    if rows := _rows(found, "growth"):
-        parts += ["## Growth\n", _growth(rows)]
+    for name, section in SECTIONS.items():
+        if found.get(name, {}).get("rows"):
+            parts.append(section(found[name]))
+    for name, part in found.get("unfinished", {}).items():
+        parts += [f"# Unfinished: {name}\n", f"{len(part['rows'])} rows, as far as the run came.\n"]
+        parts.append(SECTIONS[name](part))
     return "\n".join(parts)
 
 
-def _rows(found: dict[str, Any], part: str) -> list[dict[str, Any]]:
-    return list(found.get(part, {}).get("rows", ()))
-
-
-def _about(part: dict[str, Any]) -> str:
+def _about(part: Part) -> str:
     where = part["machine"]
-    return (
-        f"{where['hardware']}, torch {where['torch']}, {where['date']}. A step is forward, KL, backward and optimiser, "
-        "one sample; medians.\n"
-    )
+    tried = " cuDNN's algorithms are those that a trial found quickest." if part.get("cudnn_benchmark") else ""
+    return f"{where['hardware']}, torch {where['torch']}, {where['date']}.{tried}"
 
 
-def how(row: dict[str, Any]) -> str:
-    """Return in which mode a step ran."""
-    layout = "channels-last bf16" if row["low"] else "contiguous float32"
-    return (
-        f"{layout}, {'compiled' if row.get('compiled') else 'uncompiled'}{', CUDA graphs' * row.get('graphs', False)}"
-    )
-
-
-def _steps(rows: list[dict[str, Any]]) -> str:
+def steps(part: Part) -> str:
+    """Return a line for each step, and the ratios beside floors and bars."""
+    rows = part["rows"]
+    memories = [name for name in MEMORIES if any(row.get(name) for row in rows)]
     lines = []
     for row in rows:
-        base = _fastest(rows, row["case"]["network"])
-        ratio = f"{row['ms'] / base['ms']:.2f}" if "ms" in row and base else "–"
-        memory = f"{row['peak'] / 1024:.2f}" if row.get("peak") else "–"
+        base, case = fastest(rows, row["case"]["network"]), row["case"]
         ms = f"{row['ms']:.1f}" if "ms" in row else f"failed: {row.get('error', '')[:80]}"
-        case = row["case"]
-        floor = f"{1 + row['extra_ms'] / base['ms']:.2f}" if base and "extra_ms" in row else "–"
-        lines.append((f"{case['network']}, batch {case['batch']}", row["kind"], how(row), ms, ratio, floor, memory))
-    return markdown(("network", "step", "mode", "ms", "× fastest Tent", "floor ×", "GiB"), lines)
+        ratio = row["ms"] / base["ms"] if "ms" in row and base else None
+        floor = floor_over(row, base) if base else None
+        counts = (_count(row.get(name)) for name in ("extra_bytes", "operations"))
+        sizes = (_number(_memory(row, name)) for name in memories)
+        named = f"{case['network']}, batch {case['batch']}"
+        lines.append((named, row["kind"], how(row), ms, _number(ratio), _number(floor), *counts, *sizes))
+    header = ("network", "step", "mode", "ms", "× fastest Tent", "floor ×", "GB more", "G operations more")
+    parts = [f"{_about(part)} A step is forward, KL, backward and optimiser, one sample; medians.\n"]
+    parts += [markdown((*header, *(MEMORIES[name] for name in memories)), lines), _ratios(rows), _notes(memories)]
+    return "\n".join(parts)
 
 
-def ratios(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float]]:
-    """Return network, what is compared, the ratio found, and the bar it should keep (at most, or at least)."""
-    out = []
-    for network in dict.fromkeys(row["case"]["network"] for row in rows):
-        for what, of, among, bar in BARS:
-            if (bar == 1.25) > any(row["compiled"] for row in rows):
-                continue  # bars of compiled steps, where nothing was compiled
-            tent, vmp = (_fastest([r for r in rows if among(r)], network, kind) for kind in ("tent", "vmp"))
-            if tent and vmp:
-                out.append((network, what, vmp[of] / tent[of], bar))
-        released, vmp = (_fastest(rows, network, kind) for kind in ("released", "vmp"))
-        if released and vmp:
-            out.append(
-                (network, "released formulation over VMP", released["ms"] / vmp["ms"], -RELEASED.get(network, 1))
-            )
-    return out
+def _notes(memories: list[str]) -> str:
+    """Return what the columns are, a line each."""
+    lines = [
+        "- Floor: Tent's time and that of what noise must move (GB) or compute (operations of ε), whichever is longer.",
+    ]
+    if "peak" in memories:
+        lines.append(
+            "- Allocated: the peak of what tensors take. A CUDA graph's own pool is in none of them: its rows have "
+            "what is reserved, pools and cached blocks too; compare like with like."
+        )
+    if "kept" in memories:
+        lines.append(
+            "- Kept: what autograd holds between the forward and the backward pass, each piece of memory once; "
+            "parameters, buffers and images not counted."
+        )
+    return "\n".join(lines) + "\n"
 
 
-def _ratios(rows: list[dict[str, Any]]) -> str:
+def _memory(row: Row, name: str) -> float | None:
+    """Return GiB; what is allocated says nothing of a step with CUDA graphs."""
+    return None if row.get(name) is None or (name == "peak" and row.get("graphs")) else row[name] / 1024
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{1e-9 * value:.1f}"
+
+
+def _ratios(rows: list[Row]) -> str:
     lines = []
-    for network, what, ratio, bar in ratios(rows):
-        wanted = f"≤ {bar}" if bar > 0 else f"≥ {-bar}"
-        held = ratio <= bar if bar > 0 else ratio >= -bar
-        lines.append((network, what, f"{ratio:.2f}", wanted, "yes" if held else "no"))
-    return markdown(("network", "ratio", "found", "bar", "held"), lines)
+    for found in ratios(rows):
+        held = "–" if found.limit == ANY else "yes" if found.limit.held(found.value) else "no"
+        value = found.limit.shown(found.value).strip("*")
+        lines.append((found.network, found.what, value, _number(found.floor), found.limit, held))
+    return markdown(("network", "ratio", "found", "floor", "bar", "held"), lines)
 
 
-def _fastest(rows: list[dict[str, Any]], network: str, kind: str = "tent") -> dict[str, Any] | None:
-    own = [r for r in rows if r["case"]["network"] == network and r["kind"] == kind and "ms" in r]
-    return min(own, key=lambda r: r["ms"], default=None)
+def launches(part: Part) -> str:
+    """Return kernel launches and waits of each step."""
+    header = ("network", "step", "kernel launches", "waits", "copies to the host")
+    keys = ("launches", "waits", "copies to host")
+    lines = [(r["case"]["network"], r["kind"], *(r.get(k, "failed") for k in keys)) for r in part["rows"]]
+    return "## Launches and waits a step, uncompiled\n\n" + markdown(header, lines)
 
 
-def kernels(rows: list[dict[str, Any]]) -> str:
+def kernels(part: Part) -> str:
     """Return a table of kernel times, ours first, then the compiler's and all others'."""
     kinds = (*OURS, "compiler", "other")
     header = ("network", "step", "kernels", "all", *kinds)
     lines: list[tuple[Any, ...]] = []
-    for row in rows:
+    for row in part["rows"]:
         start = (row["case"]["network"], row["kind"])
         if (times := row.get("kernel_ms")) is None:
             lines.append((*start, "failed", *["–"] * (1 + len(kinds))))
             continue
         each = (f"{times[kind]:.2f}" if kind in times else "–" for kind in kinds)
         lines.append((*start, row["kernels"], f"{sum(times.values()):.2f}", *each))
-    return markdown(header, lines)
+    return "## Kernels of a compiled step: milliseconds by what they do\n\n" + markdown(header, lines)
 
 
-def _growth(rows: list[dict[str, Any]]) -> str:
-    points = dict.fromkeys((r["axis"], r["size"]) for r in rows)
-    found = {(r["axis"], r["size"], r["kind"]): r for r in rows}
+def predictions(part: Part) -> str:
+    """Return what each way to predict costs in noise-free forward passes, without a heading."""
+    first = part["rows"][0]
+    title = network_title(first["network"], "channels-last bf16" if first["low"] else "contiguous float32")
+    present = all(row.get("fast") == FORM for row in part["rows"])
+    return ways(part["rows"], f"Predictions, {title}; {_about(part).rstrip('.')}", present)
+
+
+def startup(part: Part) -> str:
+    """Return the seconds of starting up, beside their bars."""
     lines = []
-    for axis, size in points:
-        own = {kind: found.get((axis, size, kind)) for kind in ("tent", "vmp", "fine-tune")}
-        times = [f"{r['ms']:.1f}" if r else "–" for r in own.values()]
-        memory = [f"{r['peak'] / 1024:.2f}" if r and r["peak"] else "–" for r in own.values()]
-        tent, vmp = own["tent"], own["vmp"]
-        lines.append((axis, size, *times, f"{vmp['ms'] / tent['ms']:.2f}" if tent and vmp else "–", *memory))
-    names = ("Tent", "VMP", "fine-tune")
-    return markdown(("over", "size", *(f"{n} ms" for n in names), "VMP / Tent", *(f"{n} GiB" for n in names)), lines)
+    for row in part["rows"]:
+        limit = STARTUP.get(row["what"], ANY)
+        held = "–" if limit == ANY else "yes" if limit.held(row["seconds"]) else "no"
+        lines.append((row["what"], f"{row['seconds']:.2f}", limit, held))
+    return f"## Start-up\n\n{_about(part)}\n\n" + markdown(("what", "seconds", "bar", "held"), lines)
 
 
-def figure(path: Path, found: dict[str, Any]) -> int:
-    """Draw milliseconds over each size, a panel each; return the file's size."""
-    rows = _rows(found, "growth")
-    axes = list(dict.fromkeys(r["axis"] for r in rows))
-    picture = _figure(path, 2.9 * len(axes), 3.4)
-    for plot, axis in zip(picture.subplots(1, len(axes), squeeze=False)[0], axes, strict=True):
-        for kind, colour in (("tent", GREY), ("vmp", BLUE), ("fine-tune", ORANGE)):
-            own = sorted((r["size"], r["ms"]) for r in rows if r["axis"] == axis and r["kind"] == kind)
-            plot.plot([s for s, _ in own], [t for _, t in own], marker="o", color=colour, label=kind)
-        plot.set_xscale("log", base=2)
-        plot.set_yscale("log")
-        plot.set(xlabel=axis, ylabel="ms a step" if axis == axes[0] else "")
-    picture.axes[0].legend(frameon=False, fontsize=8)
-    picture.suptitle("A step over batch, image, width, samples and classes", fontsize=11, fontweight="bold")
-    return _save(picture, path)
+SECTIONS: dict[str, Callable[[Part], str]] = {
+    "steps": steps,
+    "launches": launches,
+    "kernels": kernels,
+    "predict": lambda part: f"## Predictions over one noise-free forward pass\n\n{predictions(part)}\n",
+    "startup": startup,
+    "growth": growth,
+}

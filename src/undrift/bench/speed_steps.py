@@ -101,10 +101,7 @@ def make_step(
         graphs: its kernels are launched by CUDA graphs, so that none waits for Python: the compiler's own, or one of
             the whole uncompiled step.
     """
-    net = case.build().to(device)
-    if low:
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loss, parameters = _LOSSES[kind](net, case)
+    loss, parameters, _ = make_loss(kind, case, device, low)
     if compiled:
         loss = torch.compile(loss, fullgraph=True, mode="reduce-overhead" if graphs else None)
     captured = graphs and not compiled
@@ -123,30 +120,19 @@ def make_step(
     return Captured(step) if captured else step
 
 
+def make_loss(
+    kind: str, case: Case, device: torch.device, low: bool = True
+) -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter], nn.Module]:
+    """Return a rival's loss as a function of a batch, what its gradient may change, and the network under it."""
+    net = case.build().to(device)
+    if low:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return *_LOSSES[kind](net, case), net
+
+
 def vmp_network(net: nn.Module, **changes: Any) -> Perturbed:
     """Return the network as these measurements perturb it: a variance a kernel everywhere, batch statistics."""
     return perturb(net, linear_sharing="kernel", norm_statistics="batch", **changes)
-
-
-def extra_bytes(case: Case, x: Tensor, low: bool) -> int:
-    """Return the bytes that noise must move in a step beyond Tent: x; y twice; grad of y; x, its grad, and that again.
-
-    The box filter works on one plane a group, and ε is computed: neither counts. The first layer's input has no grad.
-    """
-    net, total = case.build().to(x.device), 0
-
-    def count(_layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        first = total == 0
-        size = 2 if low else 4
-        total += size * ((1 if first else 4) * args[0].numel() + 3 * output.numel())
-
-    for layer in net.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            layer.register_forward_hook(count)
-    with torch.no_grad():
-        net(x)
-    return total
 
 
 def _tent(net: nn.Module, case: Case) -> tuple[Callable[[Tensor], Tensor], list[nn.Parameter]]:  # noqa: ARG001

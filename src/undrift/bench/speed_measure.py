@@ -1,0 +1,127 @@
+"""What one process of `undrift bench speed` measures: a step, a list of steps over sizes, or predictions.
+
+    python -m undrift.bench.speed_measure DEVICE JOB
+
+prints a line of JSON for each result. A single step has three turns, each of which begins when a line comes in: first
+cuDNN tries its algorithms, alone on the machine; then the step is built, compiled and warmed up, beside others; then it
+is measured, alone again.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift import zoo
+from undrift.bench.measure import wait
+from undrift.bench.speed_floor import floor, layers
+from undrift.bench.speed_kernels import counted, timed
+from undrift.bench.speed_memory import Peaks, kept_for_backward, redrawing, tidy
+from undrift.bench.speed_modes import quickest
+from undrift.bench.speed_predict import times as prediction_times
+from undrift.bench.speed_steps import Case, make_loss, make_step
+
+STEPS, STEPS_ON_CPU, WARM_UP = 30, 7, 8
+Turn = Callable[[], object]
+_LOOKS = {"launches": counted, "kernels": timed}
+
+
+def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dict[str, Any]:
+    """Return median milliseconds a step and its memory in MiB; `turn` is called before each of the three turns."""
+    case, low = Case(**job["case"]), job.get("low", False)
+    with quickest():
+        turn()
+        if device.type == "cuda":
+            _try_algorithms(job["kind"], case, device, low)
+        turn()
+        memory = Peaks(device)
+        mode = {name: job.get(name, False) for name in ("compiled", "graphs")}
+        step, x = make_step(job["kind"], case, device, low=low, **mode), _images(case, device, low)
+        steps = job.get("steps", STEPS if device.type == "cuda" else STEPS_ON_CPU)
+        for _ in range(min(WARM_UP, steps)):
+            step(x)
+        memory.settle()  # before the turn: what this one does not need now, others can use
+        turn()
+        step(x)
+        if job.get("look"):
+            return _LOOKS[job["look"]](step, x)
+        found: dict[str, Any] = _times(step, x, steps) | memory.found()
+        if device.type == "cpu":
+            loss, parameters, net = make_loss(job["kind"], case, device, low)
+            found["kept"] = kept_for_backward(loss, x, [*net.parameters(), *net.buffers(), *parameters])
+        if job["kind"] == "vmp" and job.get("floor", True):
+            found |= floor(case, x, low)
+            found |= redrawing(shape for _, shape in layers(case, x)) if device.type == "cpu" else {}
+        return found
+
+
+def _images(case: Case, device: torch.device, low: bool) -> Tensor:
+    x = torch.rand(case.batch, 3, case.side, case.side, device=device)
+    return x.to(memory_format=torch.channels_last) if low else x
+
+
+def _try_algorithms(kind: str, case: Case, device: torch.device, low: bool) -> None:
+    """Let cuDNN choose for every shape of a convolution and of its gradients: it keeps its choice in this process.
+
+    A step that trains all weights has them all; the released formulation has convolutions of its own.
+    """
+    all_shapes = "released" if kind == "released" else "fine-tune"
+    make_step(all_shapes, case, device, low=low)(_images(case, device, low))
+    tidy(device)
+
+
+def _times(step: Callable[[Tensor], None], x: Tensor, steps: int) -> dict[str, Any]:
+    taken = []
+    for _ in range(steps):
+        wait(x.device)
+        start = time.perf_counter()
+        step(x)
+        wait(x.device)
+        taken.append(1e3 * (time.perf_counter() - start))
+    return {"ms": statistics.median(taken), "least_ms": min(taken)}
+
+
+def over_sizes(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Give a row for each size and rival, one after the other; one that memory does not hold has an `error`."""
+    for axis, case in job["cases"]:
+        for kind in job["kinds"]:
+            row = {"axis": axis, "size": case[axis], "kind": kind}
+            asked = {"case": case, "kind": kind, "low": job["low"], "steps": job["steps"], "floor": False}
+            try:
+                yield row | measure(asked, device)
+            except torch.OutOfMemoryError as error:
+                yield row | {"error": str(error).partition("\n")[0]}
+
+
+def predictions(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Give a row for each way to predict and each batch."""
+    net = zoo.build(job["network"]).to(device).eval()
+    about = {"network": job["network"], "low": job["low"]}
+    for row in prediction_times(net, device, job["batches"], job["low"], job["repeats"], job["settling"]):
+        yield about | row
+
+
+def _wait_for_turn() -> None:
+    """Say that all is done so far, and wait for a line that says to go on."""
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        sys.exit("nobody waits for this measurement any more")
+
+
+def main() -> None:
+    """Measure one job given as JSON, and print what was found as lines of JSON."""
+    device, job = torch.device(sys.argv[1]), json.loads(sys.argv[2])
+    if "kind" in job:
+        print(json.dumps(measure(job, device, _wait_for_turn)), flush=True)
+        return
+    for row in over_sizes(job, device) if "cases" in job else predictions(job, device):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

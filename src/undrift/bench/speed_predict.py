@@ -1,0 +1,75 @@
+"""What predictions cost: ten draws, "fast" and the mean network, over one noise-free forward pass in the same mode.
+
+`undrift bench speed --only predict` and benchmarks/predict.py, which has the predictions' quality too, both time them
+here.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._few import THIRD
+from undrift.bench.measure import wait
+from undrift.bench.speed_modes import quickest
+from undrift.perturb import Perturbed, perturb
+from undrift.predict import predict
+
+FORM = f"two draws, and a third for {THIRD:.0%} in the same pass"
+"""What "fast" is at present: numbers of another form do not speak for it."""
+DRAWS = 10
+Ask = Callable[[Perturbed, Tensor], object]
+WAYS: dict[str, Ask] = {
+    "full, folded": lambda model, x: predict(model, x, DRAWS),
+    "full, one pass a draw": lambda model, x: predict(model, x, DRAWS, fold_limit=0),
+    "fast": lambda model, x: predict(model, x, DRAWS, mode="fast"),
+    "samples=0": lambda model, x: predict(model, x, 0),
+}
+
+
+def times(
+    net: nn.Module, device: torch.device, batches: list[int], low: bool, repeats: int, settling: int = 3
+) -> Iterator[dict[str, Any]]:
+    """Give the median time of each way to predict over that of one noise-free forward pass, as each is measured.
+
+    Args:
+        net: for images of 32 × 32, on the device, in eval mode.
+        low: channels-last and bfloat16 autocast.
+        repeats: calls that count, after `settling` ones that do not.
+    """
+    if low:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = perturb(net, norm_statistics="source")
+    taken = partial(median, device=device, low=low, repeats=repeats, settling=settling)
+    with quickest(), torch.no_grad():
+        for batch in batches:
+            x = torch.rand(batch, 3, 32, 32, device=device)
+            x = x.to(memory_format=torch.channels_last) if low else x
+            with model.off() as plain:
+                base = taken(partial(plain, x))
+            for way, ask in WAYS.items():
+                ratio = taken(partial(ask, model, x)) / base
+                yield {"batch": batch, "way": way, "ratio": ratio, "forward_ms": 1e3 * base}
+    model.remove()
+
+
+def median(ask: Callable[[], object], device: torch.device, low: bool, repeats: int, settling: int = 3) -> float:
+    """Return the median wall time of a call in seconds, after calls that are not counted.
+
+    Each call has an autocast block of its own, as in use: a longer one would cast weights that ask for gradients once
+    for all calls (the plain network's), and frozen ones (the perturbed network's) at every pass.
+    """
+    taken = []
+    for turn in range(settling + repeats):
+        wait(device)
+        start = time.perf_counter()
+        with torch.autocast(device.type, torch.bfloat16, enabled=low):
+            ask()
+        wait(device)
+        if turn >= settling:
+            taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
