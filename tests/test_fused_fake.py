@@ -34,6 +34,23 @@ def test_a_network_of_fake_tensors_is_refused() -> None:
     assert untouched(net)
 
 
+def test_nothing_is_perturbed_under_fake_mode() -> None:
+    net = convnet()
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(undrift.CannotPerturb, match=r"under FakeTensorMode.*no values.*Perturb it before"),
+    ):
+        undrift.perturb(net)
+    assert untouched(net)
+
+
+def test_a_part_without_values_may_be_left_out() -> None:
+    """Nobody asks for the weights of a head that gets no noise."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2, device="meta"))
+    model = undrift.perturb(net, layers=("0",))
+    assert [noise.log_var.numel() for noise in model.noises()] == [4]
+
+
 @pytest.mark.parametrize("gradients", [False, True])
 def test_a_perturbed_network_can_be_called_with_fake_tensors(gradients: bool) -> None:
     """As the message says; it is a step like any other, and leaves nothing fake behind."""

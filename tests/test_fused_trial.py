@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,16 @@ def test_nothing_is_tried_while_a_graph_is_captured(pretend: Callable[..., Kerne
     kernel = pretend(_no_compiler, capturing=True)
     assert trial.refusal(-1) == ""
     assert (kernel.launches, trial._refusals) == (0, {})
+
+
+def test_a_driver_without_memory_says_nothing_of_triton(pretend: Callable[..., Kernel]) -> None:
+    def full(*_: Any) -> Tensor:
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    pretend(full)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trial.refusal(-1)
+    assert not trial._refusals
 
 
 def test_a_trial_is_not_seen_by_fake_tensors(pretend: Callable[..., Kernel]) -> None:

@@ -95,6 +95,44 @@ def test_a_cell_that_another_process_is_at_is_left_to_it(tmp_path: Path) -> None
     assert not list(tmp_path.rglob("*.lock"))
 
 
+def test_tables_show_what_other_processes_have_finished_meanwhile(tmp_path: Path) -> None:
+    """A failure is read at the start, another process runs the cell, and this one writes the tables last."""
+    request = Request(results=tmp_path, only=("good",), seeds=2, device="cpu")
+    benchmark, other = Counting(), Store(tmp_path / "counting")
+    first, second = benchmark.cells(request)
+    other.put(first, {"failed": "out of memory"})
+    other.put(second, {"failed": "out of memory"})
+    with other.claim(first) as mine:
+        assert mine
+
+        class Meanwhile(Counting):
+            def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
+                def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+                    other.put(first, {"error": 0.5})
+                    return {"error": 0.25}
+
+                return run_cell
+
+        outcome, _ = quietly(Meanwhile(), request)
+    assert (outcome.ran, outcome.left) == (1, 0)
+    assert outcome.text.splitlines() == [f"{first.key} finished", f"{second.key} finished"]
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "counting").write_text("a file where the folder should be")
+    with pytest.raises(DataError, match=r"cannot be written .*; needed: .*--results"):
+        quietly(Counting(), Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))
+
+
+def test_a_lock_that_was_deleted_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process fails, and lets its lock go, between our opening of the file and our lock on it."""
+    cell = Counting().cells(Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))[0]
+    store, place = Store(tmp_path), tmp_path / f".{cell.key}.lock"
+    monkeypatch.setattr("undrift.bench.store._locked", lambda _file: place.unlink() or True)
+    with store.claim(cell) as mine:
+        assert not mine
+
+
 def test_a_failure_that_another_process_made_good_is_not_run_again(tmp_path: Path) -> None:
     cell = Counting().cells(Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))[0]
     first, second = Store(tmp_path / "counting"), Store(tmp_path / "counting")

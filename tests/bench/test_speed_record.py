@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from undrift.bench import Request, speed, speed_report
 from undrift.bench.speed_figure import figure
 from undrift.bench.speed_growth import growth
+from undrift.bench.speed_jobs import Incomplete, streamed
 from undrift.bench.speed_predict import FORM
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -56,6 +58,23 @@ def test_a_run_that_is_interrupted_does_not_replace_a_whole_one(
     found = run(tmp_path, monkeypatch, [{"what": "import torch", "seconds": 9.0}, KeyboardInterrupt()])
     assert found["startup"]["rows"] == ROWS
     assert [row["seconds"] for row in found["unfinished"]["startup"]["rows"]] == [9.0]
+
+
+def test_a_part_that_died_or_failed_all_along_does_not_replace_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, monkeypatch, ROWS)
+    found = run(tmp_path, monkeypatch, [{"what": "import torch", "seconds": 9.0}, Incomplete("killed")])
+    assert found["startup"]["rows"] == ROWS
+    assert len(found["unfinished"]["startup"]["rows"]) == 1
+    found = run(tmp_path, monkeypatch, [{"what": "import torch", "error": "out of memory"}])
+    assert found["startup"]["rows"] == ROWS
+
+
+def test_a_process_that_dies_is_no_finished_part() -> None:
+    rows = streamed({"look": "no such look"}, torch.device("cpu"), lambda _: None)
+    with pytest.raises(Incomplete):
+        list(rows)
 
 
 def test_a_part_that_a_machine_does_not_have_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

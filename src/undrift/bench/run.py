@@ -111,6 +111,7 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
                     continue
                 bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
                 _one(cell, run_cell, store, request, outcome, bar, say)
+    store = Store(store.folder)  # read anew: other processes may have finished what was failed or stale before
     outcome.left = sum(store.state(cell) in LEFT for cell in cells)
     write(benchmark, store, request, outcome)
     return outcome

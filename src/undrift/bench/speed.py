@@ -32,7 +32,7 @@ from undrift.bench.measure import machine
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, Say
 from undrift.bench.speed_figure import figure
-from undrift.bench.speed_jobs import measured, streamed
+from undrift.bench.speed_jobs import Incomplete, measured, streamed
 from undrift.bench.speed_modes import settings
 from undrift.bench.speed_predict import FORM
 from undrift.bench.speed_report import text
@@ -54,8 +54,12 @@ def benchmark(request: Request, say: Say = print, quiet: bool = False) -> Outcom
     outcome = Outcome()
     for part in PARTS:
         if not request.only or part in request.only:
-            measure_part(part, kept, device, request.tiny, say)
-            outcome.ran += 1
+            try:
+                measure_part(part, kept, device, request.tiny, say)
+                outcome.ran += 1
+            except Incomplete as why:  # its rows lie under "unfinished"; what an earlier run found of it stays
+                say(f"{part} failed: {why}")
+                outcome.failed += 1
     outcome.wrote = [kept, *pages(kept)]
     outcome.text = kept.with_suffix(".md").read_text(encoding="utf-8")
     return outcome
@@ -72,6 +76,9 @@ def measure_part(part: str, kept: Path, device: torch.device, tiny: bool, say: S
         rows.append(row)
         now = {"rows": rows, **about, "seconds": round(time.monotonic() - started, 1)}
         _write(kept, found | {"unfinished": unfinished | {part: now}})
+    if rows and all("error" in row for row in rows):
+        _write(kept, found | ({"unfinished": unfinished} if unfinished else {}))
+        raise Incomplete(f"no row of it could be measured: {rows[0]['error']}")
     if rows:  # a CPU launches no kernels
         found[part] = now
     _write(kept, found | ({"unfinished": unfinished} if unfinished else {}))

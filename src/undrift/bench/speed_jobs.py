@@ -29,8 +29,16 @@ def measured(jobs: list[Job], device: torch.device, say: Say) -> Iterator[Row]:
         yield from _together(group, device, say)
 
 
+class Incomplete(Exception):
+    """A part was not measured to its end."""
+
+
 def streamed(job: Job, device: torch.device, say: Say) -> Iterator[Row]:
-    """Give the rows of one process, as it finds them; what it could not measure is said, and left out."""
+    """Give the rows of one process, as it finds them; what it could not measure is said, and left out.
+
+    Raises:
+        Incomplete: the process ended before it was through.
+    """
     with ExitStack() as stack:
         process, errors = _start(stack, job, device)
         assert process.stdout is not None
@@ -40,7 +48,7 @@ def streamed(job: Job, device: torch.device, say: Say) -> Iterator[Row]:
                 if "error" not in row:
                     yield row
         if process.wait():
-            say(f"failed: {_last(errors)}")
+            raise Incomplete(_last(errors))
 
 
 def _together(jobs: list[Job], device: torch.device, say: Say) -> Iterator[Row]:

@@ -1,15 +1,12 @@
 """Finished cells, a JSON file each: they accumulate, survive a kill, and merge by copying files together."""
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there two processes may run one cell, and the later record stays
-    fcntl = None  # type: ignore[assignment]
+from typing import IO, Any
 
 from undrift._atomic import write_text
 from undrift._errors import DataError
@@ -50,22 +47,9 @@ class Store:
 
         So several processes share a benchmark: each takes what is left. A process that dies gives its cell back.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        place = self.folder / f".{cell.key}.lock"
-        with place.open("w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    yield False
-                    return
-                except OSError:  # a file system without locks
-                    pass
+        with _held(self.folder / f".{cell.key}.lock") as mine:
             self._read.pop(cell.key, None)  # a failure that was read may have become a number
-            try:
-                yield self.finished(cell) is None
-            finally:
-                place.unlink(missing_ok=True)
+            yield mine and self.finished(cell) is None
 
     def get(self, cell: Cell) -> Record | None:
         """Return the record of a cell, failed or finished, or None; one made with other settings is not its own."""
@@ -114,6 +98,43 @@ class Store:
 
     def _place(self, cell: Cell) -> Path:
         return self.folder / f"{cell.key}.json"
+
+
+@contextmanager
+def _held(place: Path) -> Iterator[bool]:
+    """Hold a lock for the length of a `with` block; False where another process has it."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file = place.open("w")
+    except OSError as error:
+        raise DataError(
+            f"{place} cannot be written ({error.strerror}); needed: a folder of results that this process may write "
+            "to. Name another with --results, or delete the file where a run of somebody else has left it."
+        ) from error
+    with file:
+        if not _locked(file):
+            yield False
+        elif not place.exists() or not os.path.samestat(os.fstat(file.fileno()), place.stat()):
+            yield False  # whoever had it has just let it go, and deleted it: it is nobody's, or the next one's
+        else:
+            try:
+                yield True
+            finally:
+                place.unlink(missing_ok=True)
+
+
+def _locked(file: IO[str]) -> bool:
+    if sys.platform == "win32":  # no such locks: two processes may run one cell there, and the later record stays
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
 
 
 def _load(place: Path) -> Record:

@@ -5,6 +5,7 @@ before the next. What the backward pass needs, √plane·ε, is kept: memory is 
 """
 
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from undrift.fused.plain import by_channel
 # Pairs a thread: few enough for a shared cache, and many enough that forty calls of PyTorch's weigh little beside them.
 PIECE = 1 << 17
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Said each time: torch has defaults that a user may change.
+FLOAT: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+WORD: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}
 _own = threading.local()
 
 
@@ -28,7 +32,7 @@ def supports(*tensors: Tensor) -> bool:
 def normal(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
     """Return what `epsilon.normal` returns, up to rounding."""
     low, high = _words(key)
-    out = torch.empty(shape)
+    out = torch.empty(shape, **FLOAT)
     rows, numbers = shape[0], shape[1:].numel()
     half = (numbers + 1) // 2
     flat = out.view(rows, numbers)
@@ -54,13 +58,13 @@ def normal_last(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
     if channels % 2:  # the sines end inside a channel
         return normal(key, shape, first_row).movedim(1, -1).contiguous().movedim(-1, 1)
     low, high = _words(key)
-    out = torch.empty((shape[0], *shape[2:], channels))
+    out = torch.empty((shape[0], *shape[2:], channels), **FLOAT)
     vectors, half = out.view(-1, channels), channels // 2
     # The counter of image n, channel c, position p is (n · half + c) · positions + p.
-    image = torch.arange(shape[0], dtype=torch.int32)[:, None] * signed(half * positions)
-    at = (image + torch.arange(positions, dtype=torch.int32)).view(-1, 1)
+    image = torch.arange(shape[0], **WORD)[:, None] * signed(half * positions)
+    at = (image + torch.arange(positions, **WORD)).view(-1, 1)
     at += signed(first_row * half * positions + low)
-    channel = torch.arange(half, dtype=torch.int32) * positions
+    channel = torch.arange(half, **WORD) * positions
     step = max(1, PIECE * torch.get_num_threads() // max(1, half))
     for row in range(0, len(vectors), step):
         some = vectors[row : row + step]
@@ -77,12 +81,11 @@ def _words(key: Tensor) -> tuple[int, int]:
 def _buffers(size: int) -> list[Tensor]:
     """Return this thread's counters and four more buffers of that size."""
     if getattr(_own, "size", 0) < size:
+        # They outlive the call: what inference mode makes could not be written to outside of it.
+        with torch.inference_mode(False):
+            _own.buffers = [torch.arange(size, **WORD), *(torch.empty(size, **WORD) for _ in range(4))]
+            _own.sine, _own.cosine = (tuple(torch.tensor(c, **FLOAT) for c in of) for of in (SINE, COSINE))
         _own.size = size
-        _own.buffers = [
-            torch.arange(size, dtype=torch.int32),
-            *(torch.empty(size, dtype=torch.int32) for _ in range(4)),
-        ]
-        _own.sine, _own.cosine = (tuple(torch.tensor(c) for c in of) for of in (SINE, COSINE))
     return [b[:size] for b in _own.buffers]
 
 
@@ -159,7 +162,8 @@ def noise_gradients(
         vectors = (pull if last else pull.movedim(1, -1)).flatten(0, -2)
         by_kernel = vectors.sum(0)
         if groups == 1:
-            by_position = (vectors @ sigma).view_as(plane)
+            with torch.autocast("cpu", enabled=False):  # a backward pass inside it would multiply in bfloat16
+                by_position = (vectors @ sigma).view_as(plane)
         else:
             sums = vectors.unflatten(1, (groups, -1)).mul_(sigma.view(groups, -1)).sum(2)
             by_position = sums.view(len(grad), -1, groups).movedim(2, 1).reshape(plane.shape)
