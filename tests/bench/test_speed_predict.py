@@ -35,7 +35,7 @@ def test_each_way_is_measured_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> N
         passes.clear()
     assert [row["way"] for row in rows] == list(TITLES)
     assert {way for way, _ in TIMES} <= set(TITLES)
-    assert seen["full, folded"] == [3, 30]  # the noise-free pass, and ten draws in one
+    assert seen["full, folded"][-2:] == [3, 30]  # after one of each: the noise-free pass, and ten draws in one
     assert seen["full, one pass a draw"] == [3] * 10
     assert 6 <= sum(seen["fast"]) <= 9
     assert seen["samples=0"] == [3]

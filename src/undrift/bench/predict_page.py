@@ -120,19 +120,20 @@ def network_title(network: str, *mode: str) -> str:
     return ", ".join([network.replace("wrn", "WRN-").replace("_", "-"), *mode])
 
 
-def ways(rows: Sequence[Found], how: str, present: bool) -> str:
+def ways(rows: Sequence[Found], how: str, present: bool, bars: bool = True) -> str:
     """Return a table of what each way to predict costs in noise-free forward passes, beside its bar.
 
     Args:
         rows: batch, way, ratio and forward_ms of each.
         how: the network, its mode and the machine.
         present: whether "fast" was then what it is now.
+        bars: whether they speak of this machine. They are a GPU's: a CPU gains nothing by passes that are large.
     """
     batches = {row["batch"]: row["forward_ms"] for row in rows if "forward_ms" in row}
     ratios = {(row["way"], row["batch"]): row.get("ratio") for row in rows if "error" not in row}
     lines = []
     for way, title in WAYS.items():
-        limits = [TIMES.get((way, batch), ANY) for batch in batches]
+        limits = [TIMES.get((way, batch), ANY) if bars else ANY for batch in batches]
         values = [ratios.get((way, batch)) for batch in batches]
         if way == "fast" and not present:
             lines.append(_way("fast, an earlier form", limits, values))

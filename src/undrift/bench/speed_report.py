@@ -128,7 +128,8 @@ def predictions(part: Part) -> str:
     first = part["rows"][0]
     title = network_title(first["network"], "channels-last bf16" if first["low"] else "contiguous float32")
     present = all(row.get("fast") == FORM for row in part["rows"])
-    return ways(part["rows"], f"Predictions, {title}; {_about(part).rstrip('.')}", present)
+    bars = not part["machine"]["hardware"].startswith("CPU")
+    return ways(part["rows"], f"Predictions, {title}; {_about(part).rstrip('.')}", present, bars)
 
 
 def startup(part: Part) -> str:
