@@ -41,11 +41,12 @@ from undrift import data, zoo
 from undrift._atomic import write_text
 from undrift.bench.corrupted import development
 from undrift.bench.measure import machine
+from undrift.bench.offline_rows import NO_NOISE
 from undrift.data.corrupt import DEVELOPMENT, corrupt
 
 BATCH, CONTRAST = 200, 600
 ROWS: dict[str, dict[str, Any]] = {
-    "no noise (σ = 0)": {"layers": (), "test_samples": 0},
+    "no noise (σ = 0)": NO_NOISE,
     "centred: (x − mean)², our default": {},
     "x², the paper's": {"first_energy": "square"},
     "first layer without noise": {"skip_first": 1},
@@ -63,6 +64,11 @@ def answers(folder: Path, images: Tensor, labels: Tensor, seed: int, **changes: 
     stream = undrift.stream(net, images.split(BATCH), method="vmp:paper", generator=generator, **changes)
     probs = torch.cat([answer.probs for answer in stream])
     stream.remove()
+    return scored(probs, labels)
+
+
+def scored(probs: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return what a record holds of answers: for each whether it was wrong, a letter an image; and the mean NLL."""
     nll = torch.nn.functional.nll_loss(probs.clamp_min(1e-12).log(), labels)
     wrong = (probs.argmax(1) != labels).int().tolist()
     return {"wrong": "".join(map(str, wrong)), "nll": float(nll)}
@@ -125,8 +131,10 @@ def main() -> None:
     place = asked.results / "first-layer.json"
     of = {"images": asked.images, "contrast_images": CONTRAST, "batch": BATCH, "draws": asked.draws}
     result: dict[str, Any] = json.loads(place.read_text("utf-8")) if place.is_file() else {}
-    if not result.items() >= of.items():
-        result = machine(torch.device("cpu")) | of | {"seeds": {}}
+    if result and not result.items() >= of.items():
+        found = {name: result.get(name) for name in of}
+        raise SystemExit(f"{place} is of {found}; needed: {of}, to go on there. Name another folder: --results.")
+    result = result or machine(torch.device("cpu")) | of | {"seeds": {}}
     for row, changes in WHY.items() if asked.why else ():
         if row not in result.setdefault("why", {}):
             how = {"test_samples": asked.draws, **changes}

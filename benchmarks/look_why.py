@@ -38,6 +38,7 @@ from undrift._statistics import own_statistics
 from undrift._types import Batches
 from undrift.bench.cell import Cell, Row
 from undrift.bench.measure import machine
+from undrift.bench.offline_rows import NO_NOISE
 from undrift.bench.offline_run import Adapting
 from undrift.bench.offline_sets import SETS
 from undrift.bench.offline_sources import setup
@@ -47,7 +48,7 @@ from undrift.likelihood import Shot
 from undrift.likelihood.features import latest, watching
 from undrift.perturb import Perturbed
 
-NOISE: dict[str, dict[str, Any]] = {"none": {"layers": (), "test_samples": 0}, "last": {"last": 1}, "all": {}}
+NOISE: dict[str, dict[str, Any]] = {"none": NO_NOISE, "last": {"last": 1}, "all": {}}
 LOOKS = ("kept", "own", "draw")
 
 

@@ -41,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from first_layer import bits, cell, scored
 from rates import chosen
 from undrift import zoo
 from undrift._adapted import keeping_noise
@@ -103,11 +104,6 @@ def _network(folder: Path) -> nn.Module:
     return zoo.load("wrn40_2", folder / "wrn40_2.safetensors").eval()
 
 
-def bits(wrong: str) -> Tensor:
-    """Return the answers of a record as numbers: 1 where one was wrong."""
-    return torch.tensor([int(one) for one in wrong], dtype=torch.float64)
-
-
 def table(found: dict[str, Any]) -> str:
     """Return a search as Markdown."""
     lines = [
@@ -117,17 +113,15 @@ def table(found: dict[str, Any]) -> str:
     best = bits(found["paces"]["1.0"]["wrong"])
     for pace, one in found["paces"].items():
         wrong = bits(one["wrong"])
-        chance = 100 * float(wrong.std()) / len(wrong) ** 0.5
         each = wrong.view(len(DEVELOPMENT), -1)
         first, rest = each[:, : found["batch"]].mean(), each[:, found["batch"] :].mean()
-        more = wrong - best
         cells = (
-            f"{100 * wrong.mean():.2f} ± {chance:.2f}",
+            cell(wrong),
             f"{one['nll']:.3f}",
             " / ".join(f"{100 * float(domain):.1f}" for domain in each.mean(1)),
             f"{100 * first:.1f}",
             f"{100 * rest:.1f}",
-            f"{100 * more.mean():.2f} ± {100 * float(more.std()) / len(more) ** 0.5:.2f}",
+            cell(wrong - best),
         )
         lines.append(f"| {pace} | " + " | ".join(cells) + " |")
     taken = f"The rule takes {found['chosen']}; with PyTorch's 0.1 as the authors' it would take"
@@ -152,9 +146,7 @@ def main() -> None:
     begun = time.perf_counter()
     one: dict[str, Any] = {"images": asked.images, "batch": asked.batch, "draws": asked.draws, "paces": {}}
     for pace, probs in paces(_network(asked.data), images, asked.batch, asked.draws).items():
-        wrong = "".join(map(str, (probs.argmax(1) != labels).int().tolist()))
-        nll = torch.nn.functional.nll_loss(probs.clamp_min(1e-12).log(), labels)
-        one["paces"][str(pace)] = {"wrong": wrong, "nll": float(nll)}
+        one["paces"][str(pace)] = scored(probs, labels)
     errors = {float(pace): float(bits(found["wrong"]).mean()) for pace, found in one["paces"].items()}
     one["chosen"] = chosen(errors, len(labels), AUTHORS)
     one["chosen_if_pytorch"] = chosen(errors, len(labels), PYTORCH)

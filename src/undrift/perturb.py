@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
 
 from undrift import layers, norm, table
 from undrift._attached import Attached, Hook, Hooks, attached_to, root_of
 from undrift._compiler import guard_hooks
+from undrift._empty import refuse_empty
 from undrift._errors import CannotPerturb, UndriftError
 from undrift._swap import Trained
 from undrift.key import Key
@@ -72,7 +71,7 @@ def perturb(
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
-    _refuse_empty(net, [choice.layer for choice in choices if choice.why_not is None])
+    refuse_empty(net, [choice.layer for choice in choices if choice.why_not is None])
     guard_hooks()
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
@@ -274,27 +273,6 @@ def slot(layer: str, weight: str) -> str:
     """Return the name a weight's noise is registered under: module names may not hold dots."""
     own = layer.replace(".", "/") or "(root)"
     return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"
-
-
-def _refuse_empty(net: nn.Module, chosen: list[nn.Module]) -> None:
-    looked_at = {id(t) for m in (*chosen, *_norms(net)) for t in (*m.parameters(), *m.buffers())}
-    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        if id(tensor) in looked_at and (tensor.is_meta or isinstance(tensor, FakeTensor)):
-            kind = "a fake tensor" if isinstance(tensor, FakeTensor) else "on the meta device"
-            raise CannotPerturb(
-                f"{type(net).__name__}'s {name} is {kind}: it has a shape and no values. A prior needs them: it is "
-                "made of the weights' variance. Load the weights first; once perturbed, a network may be called under "
-                "FakeTensorMode(allow_non_fake_inputs=True)."
-            )
-    if detect_fake_mode() is not None:
-        raise CannotPerturb(
-            f"{type(net).__name__} was to be perturbed under FakeTensorMode, where log-variances would have no values. "
-            "Perturb it before; a perturbed network may be called there, with allow_non_fake_inputs=True."
-        )
-
-
-def _norms(net: nn.Module) -> list[nn.Module]:
-    return [module for module in net.modules() if isinstance(module, norm.KINDS)]
 
 
 def _refuse_second(net: nn.Module) -> None:

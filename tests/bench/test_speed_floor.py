@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from undrift.bench import speed_floor
-from undrift.bench.speed_floor import OPERATIONS, extra_bytes, floor, issuing
+from undrift.bench.speed_floor import OPERATIONS, extra_bytes, floor, issuing, layers
 from undrift.bench.speed_steps import Case
 from undrift.fused import cpu
 
@@ -24,12 +24,12 @@ POSITIONS = 2 * 6 * 6
 
 def test_the_bytes_of_the_noise_by_hand() -> None:
     """x and y of each layer: x, 2 y and grad of y; but for the first layer also x, its gradient, and that again."""
-    assert extra_bytes(Two("two", 2, 6), X, low=False) == 4 * POSITIONS * ((3 + 3 * 4) + (4 * 4 + 3 * 5))
+    assert extra_bytes(layers(Two("two", 2, 6), X), low=False) == 4 * POSITIONS * ((3 + 3 * 4) + (4 * 4 + 3 * 5))
 
 
 def test_operations_are_those_of_every_value_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed_floor, "copying", lambda _device: 1e6)
-    found = floor(Two("two", 2, 6), X, low=False)
+    found = floor(layers(Two("two", 2, 6), X), X.device, low=False)
     assert found["operations"] == POSITIONS * (4 + 5) * sum(OPERATIONS["cpu"])
     assert found["extra_ms"] == pytest.approx(1e-3 * found["extra_bytes"])
     assert "operations_ms" not in found  # nobody knows how many a CPU starts

@@ -106,6 +106,18 @@ class Memory:
         return (torch.cuda.max_memory_allocated(self.device) - self._before) / 2**20
 
 
+def laps(call: Callable[[], object], device: torch.device, count: int) -> list[float]:
+    """Return the seconds that each of so many calls took, from one that the device was idle before to its end."""
+    found = []
+    for _ in range(count):
+        wait(device)
+        start = time.perf_counter()
+        call()
+        wait(device)
+        found.append(time.perf_counter() - start)
+    return found
+
+
 def wait(device: torch.device) -> None:
     """Wait until the device has done what it was told."""
     if device.type == "cuda":

@@ -49,7 +49,8 @@ def benchmark(request: Request, say: Say = print, quiet: bool = False) -> Outcom
     if unknown:
         raise OptionError(f"speed has no part {unknown[0]!r}; needed: one of {', '.join(PARTS)}. Choose these.")
     device = request.place
-    kept = request.results / f"speed-{device.type}.json"
+    # A likeness in seconds must not stand where measurements are.
+    kept = request.results / f"speed-{device.type}{'-tiny' * request.tiny}.json"
     request.results.mkdir(parents=True, exist_ok=True)
     outcome = Outcome()
     for part in PARTS:

@@ -5,13 +5,12 @@ disappear. Bytes go at the machine's own copying speed. Of operations only those
 count; all else is on one plane a group, or a handful a value.
 """
 
-import time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift.bench.measure import wait
+from undrift.bench.measure import laps
 from undrift.bench.speed_steps import Case
 
 OPERATIONS = {"cuda": (20.0, 23.0), "cpu": (22.5, 4.0)}
@@ -36,26 +35,29 @@ def layers(case: Case, x: Tensor) -> list[tuple[int, torch.Size]]:
     return found
 
 
-def extra_bytes(case: Case, x: Tensor, low: bool) -> int:
+def extra_bytes(noisy: list[tuple[int, torch.Size]], low: bool) -> int:
     """Return the bytes that noise must move in a step beyond Tent: x; y twice; grad of y; x, its grad, and that again.
 
     The box filter works on one plane a group, and ε is computed: neither counts. The first layer's input has no grad.
     """
-    first, *others = layers(case, x)
+    first, *others = noisy
     numbers = first[0] + 3 * first[1].numel() + sum(4 * given + 3 * out.numel() for given, out in others)
     return numbers * (2 if low else 4)
 
 
-def floor(case: Case, x: Tensor, low: bool) -> dict[str, Any]:
+def floor(noisy: list[tuple[int, torch.Size]], device: torch.device, low: bool) -> dict[str, Any]:
     """Return what noise adds to a step at the least: `extra_bytes`, `extra_ms`, `operations`, and their time if known.
 
     The time of operations is that of starting them on all multiprocessors at the clock's peak, all other work left
     out; only where a GPU says how fast its clock is.
+
+    Args:
+        noisy: what `layers` found.
     """
-    moved, values = extra_bytes(case, x, low), sum(out.numel() for _, out in layers(case, x))
-    operations = values * sum(OPERATIONS[x.device.type])
-    found = {"extra_bytes": moved, "extra_ms": 1e3 * moved / copying(x.device), "operations": operations}
-    rate = issuing(x.device)
+    moved, values = extra_bytes(noisy, low), sum(out.numel() for _, out in noisy)
+    operations = values * sum(OPERATIONS[device.type])
+    found = {"extra_bytes": moved, "extra_ms": 1e3 * moved / copying(device), "operations": operations}
+    rate = issuing(device)
     return found | ({"operations_ms": 1e3 * operations / rate} if rate else {})
 
 
@@ -73,14 +75,8 @@ def floor_ms(row: dict[str, Any]) -> float | None:
 def copying(device: torch.device) -> float:
     """Return the bytes a second that this machine reads and writes when it copies a tensor larger than its caches."""
     source = torch.empty(2**26 if device.type == "cuda" else 2**25, device=device)
-    target, times = torch.empty_like(source), []
-    for _ in range(5):
-        wait(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        wait(device)
-        times.append(time.perf_counter() - start)
-    return 2 * source.nbytes / min(times)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / min(laps(lambda: target.copy_(source), device, 5))
 
 
 def issuing(device: torch.device) -> float | None:

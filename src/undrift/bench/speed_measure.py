@@ -10,15 +10,15 @@ is measured, alone again.
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift import zoo
-from undrift.bench.measure import wait
+from undrift.bench.measure import laps
 from undrift.bench.speed_floor import floor, layers
 from undrift.bench.speed_kernels import counted, timed
 from undrift.bench.speed_memory import Peaks, kept_for_backward, redrawing, tidy
@@ -50,13 +50,15 @@ def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dic
         step(x)
         if job.get("look"):
             return _LOOKS[job["look"]](step, x)
-        found: dict[str, Any] = _times(step, x, steps) | memory.found()
+        taken = [1e3 * seconds for seconds in laps(partial(step, x), device, steps)]
+        found: dict[str, Any] = {"ms": statistics.median(taken), "least_ms": min(taken)} | memory.found()
         if device.type == "cpu":
             loss, parameters, net = make_loss(job["kind"], case, device, low)
             found["kept"] = kept_for_backward(loss, x, [*net.parameters(), *net.buffers(), *parameters])
         if job["kind"] == "vmp" and job.get("floor", True):
-            found |= floor(case, x, low)
-            found |= redrawing(shape for _, shape in layers(case, x)) if device.type == "cpu" else {}
+            noisy = layers(case, x)
+            found |= floor(noisy, device, low)
+            found |= redrawing(shape for _, shape in noisy) if device.type == "cpu" else {}
         return found
 
 
@@ -73,17 +75,6 @@ def _try_algorithms(kind: str, case: Case, device: torch.device, low: bool) -> N
     all_shapes = "released" if kind == "released" else "fine-tune"
     make_step(all_shapes, case, device, low=low)(_images(case, device, low))
     tidy(device)
-
-
-def _times(step: Callable[[Tensor], None], x: Tensor, steps: int) -> dict[str, Any]:
-    taken = []
-    for _ in range(steps):
-        wait(x.device)
-        start = time.perf_counter()
-        step(x)
-        wait(x.device)
-        taken.append(1e3 * (time.perf_counter() - start))
-    return {"ms": statistics.median(taken), "least_ms": min(taken)}
 
 
 def over_sizes(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:

@@ -7,12 +7,12 @@ is in no tensor between two replays: only what is *reserved*, pools and cached b
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from undrift.bench.measure import laps
 from undrift.fused import cpu
 
 MIB = 2**20
@@ -84,11 +84,12 @@ def redrawing(shapes: Iterable[torch.Size], repeats: int = 3) -> dict[str, float
     Args:
         shapes: of the outputs with noise.
     """
-    shapes, key, times = list(shapes), torch.tensor(7), []
-    for _ in range(repeats):
-        start = time.perf_counter()
+    shapes, key = list(shapes), torch.tensor(7)
+
+    def draw() -> None:
         for shape in shapes:
             cpu.normal(key, shape, 0).mul_(2.0)  # as √plane
-        times.append(1e3 * (time.perf_counter() - start))
+
     kept = sum(4 * shape.numel() for shape in shapes)
-    return {"redraw_ms": statistics.median(times), "redraw_mib": kept / MIB}
+    taken = statistics.median(laps(draw, torch.device("cpu"), repeats))
+    return {"redraw_ms": 1e3 * taken, "redraw_mib": kept / MIB}

@@ -5,7 +5,6 @@ here.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._few import THIRD
-from undrift.bench.measure import wait
+from undrift.bench.measure import laps
 from undrift.bench.speed_modes import quickest
 from undrift.perturb import Perturbed, perturb
 from undrift.predict import predict
@@ -65,13 +64,9 @@ def median(ask: Callable[[], object], device: torch.device, low: bool, repeats: 
     Each call has an autocast block of its own, as in use: a longer one would cast weights that ask for gradients once
     for all calls (the plain network's), and frozen ones (the perturbed network's) at every pass.
     """
-    taken = []
-    for turn in range(settling + repeats):
-        wait(device)
-        start = time.perf_counter()
+
+    def call() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
             ask()
-        wait(device)
-        if turn >= settling:
-            taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+
+    return statistics.median(laps(call, device, settling + repeats)[settling:])
