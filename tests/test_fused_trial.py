@@ -106,6 +106,17 @@ def test_a_driver_without_memory_says_nothing_of_triton(pretend: Callable[..., K
     assert not trial._refusals
 
 
+def test_a_warning_is_no_refusal_where_warnings_are_errors(pretend: Callable[..., Kernel]) -> None:
+    def warns(seed: Tensor, step: Tensor, count: int) -> Tensor:
+        warnings.warn("this will change", UserWarning, stacklevel=2)
+        return keys_of(seed, step, count)
+
+    pretend(warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trial.refusal(-1) == ""
+
+
 def test_a_trial_is_not_seen_by_fake_tensors(pretend: Callable[..., Kernel]) -> None:
     kernel = pretend(keys_of)
     with FakeTensorMode():

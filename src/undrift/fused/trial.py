@@ -5,6 +5,7 @@ that it may not write to. That should not end a user's forward pass.
 """
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,15 +36,11 @@ def _first(index: int) -> str:
 
 
 def _tried(index: int) -> str:
-    from undrift.key import keys_of
-
     try:
-        with _may_wait(index):
-            device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
-            seed, step = (torch.full((), number, device=device) for number in (12345, 678))
-            if torch.equal(_launched(seed, step, 2), keys_of(seed, step, 2)):
-                return ""
-            return "Triton's first kernel wrote other numbers than it should"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a warning is no refusal, wherever warnings are made errors
+            with _may_wait(index):
+                return _compared(index)
     except Exception as error:  # Triton, the C compiler behind it and the driver all have errors of their own
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error):
             raise  # nothing is known of Triton then
@@ -51,13 +48,24 @@ def _tried(index: int) -> str:
         return f"Triton's first kernel did not run ({type(error).__name__}: {lines[0]:.200})"
 
 
+def _compared(index: int) -> str:
+    """Return "" where the kernel writes what it should."""
+    from undrift.key import keys_of
+
+    device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
+    seed, step = (torch.full((), number, device=device) for number in (12345, 678))
+    if torch.equal(_launched(seed, step, 2), keys_of(seed, step, 2)):
+        return ""
+    return "Triton's first kernel wrote other numbers than it should"
+
+
 @contextmanager
 def _may_wait(index: int) -> Iterator[None]:
     """Read back from the GPU unseen: whoever forbids or counts that means the steps, not this one time."""
-    if index < 0:
+    before = torch.cuda.get_sync_debug_mode() if index >= 0 else 0
+    if not before:
         yield
         return
-    before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("default")
     try:
         yield
