@@ -65,8 +65,8 @@ def state(kind: str, model: Perturbed, batches: Batches) -> Iterator[None]:
 
 
 @contextmanager
-def looked_at_by(kind: str, truth: Tensor, right: list[float]) -> Iterator[None]:
-    """Let SHOT look in this way, and note how many of its labels are right, for the length of a `with` block."""
+def looked_at_by(kind: str, truth: Tensor, right: list[list[float]]) -> Iterator[None]:
+    """Let SHOT look in this way, and note the part of its labels that is right: of all images, then of each class."""
     look, refresh = Shot._look, Shot.refresh
 
     @torch.no_grad()
@@ -82,7 +82,8 @@ def looked_at_by(kind: str, truth: Tensor, right: list[float]) -> Iterator[None]
     def noted(self: Shot, model: Perturbed, batches: Batches) -> None:
         refresh(self, model, batches)
         assert self.labels is not None, "a refresh gives labels"
-        right.append(float((self.labels == truth).float().mean()))
+        found = (self.labels == truth).float()
+        right.append([float(part.mean()) for part in (found, *(found[truth == c] for c in truth.unique()))])
 
     Shot._look, Shot.refresh = other, noted  # type: ignore[method-assign]
     try:
@@ -93,13 +94,14 @@ def looked_at_by(kind: str, truth: Tensor, right: list[float]) -> Iterator[None]
 
 def ran(adapting: Adapting, setting: str, noise: str, look: str, seed: int) -> dict[str, Any]:
     """Return what one run ends with, and the part of its labels that is right, epoch by epoch."""
-    truth, right = adapting.images(adapting.setup.dataset.task(setting).target).labels, list[float]()
+    truth, right = adapting.images(adapting.setup.dataset.task(setting).target).labels, list[list[float]]()
     assert truth is not None, "a benchmark's images have labels"
     row = Row(f"{noise}-{look}", "vmp-shot:paper", NOISE[noise])
     with looked_at_by(look, truth.cpu(), right), Bar("look-why", 1, False) as bar:
         found = adapting(Cell("look-why", "resnet50", setting, row, seed, len(truth)), bar)
     names = ("accuracy", "nll", "ece", "source_accuracy", "seconds")
-    return {**{name: found[name] for name in names}, "labels right": right}
+    by_class = {"labels right": [part for part, *_ in right], "of each class": [parts for _, *parts in right]}
+    return {**{name: found[name] for name in names}, **by_class, "images": torch.bincount(truth).tolist()}
 
 
 def main(words: list[str]) -> None:
