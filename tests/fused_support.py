@@ -1,10 +1,16 @@
 """Shapes and arguments that the tests of the fused noise share."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import Tensor
 
-from undrift.fused import plain
+from undrift.fused import folded, launch, layer, plain, tiles
+
+triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+# Triton's interpreter, of numpy.
+numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 KEY = torch.tensor(-987654321987654321)
 # shape, groups, channels last
@@ -31,3 +37,35 @@ def arguments(
     plane[0].flatten()[0] = 0
     log_var = torch.randn(shape[-1] if last else shape[1], dtype=torch.promote_types(dtype, torch.float32))
     return y, plane, log_var, torch.randn(shape, dtype=dtype)
+
+
+def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") -> torch.device:
+    """Return the GPU where there is one, else a CPU for Triton's interpreter.
+
+    With "one program" all loops over positions and channels loop; with "small sums" those over parts of them do.
+    """
+    monkeypatch.setattr(launch, "_sums", {})
+    monkeypatch.setattr(launch, "_noises", {})
+    monkeypatch.setattr(layer, "_plans", {})
+    if how != "many programs":
+        monkeypatch.setattr(tiles, "processors", lambda _index: 1)
+        monkeypatch.setattr(folded, "PLANE", {"PLANE": 16})
+    if how == "small sums":
+        monkeypatch.setattr(folded, "PARTS", {"ROWS": 2, "COLUMNS": 4})
+        monkeypatch.setattr(tiles, "_PROGRAMS", 2)
+    if how == "one program":
+        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
+        monkeypatch.setattr(tiles, "_TILE", 64)
+        monkeypatch.setattr(tiles, "_PAIRS", 64)
+        monkeypatch.setattr(launch, "ADDING", 1)
+        monkeypatch.setattr(launch, "SUMMING", 1)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    return torch.device("cpu")
+
+
+def in_orders(y: Tensor) -> list[Tensor]:
+    """Return a tensor in each memory order that its kind has."""
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(y.ndim)
+    return [y] if order is None else [y, y.to(memory_format=order)]

@@ -1,7 +1,6 @@
 """Triton's kernels against the plain functions: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
 
 import copy
-import importlib.util
 import math
 
 import pytest
@@ -10,38 +9,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import undrift
-from fused_support import KEY, arguments, shapes
+from fused_support import KEY, arguments, in_orders, kernels_device, numpys, shapes, triton
 from undrift import layers, noise
 from undrift.fused import launch, layer, plain, tiles
-
-triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-# Triton's interpreter, of numpy.
-numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 
 @pytest.fixture(params=["many programs", "one program"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Return the GPU where there is one, else a CPU for Triton's interpreter; with one program, all loops loop."""
-    monkeypatch.setattr(launch, "_sums", {})
-    monkeypatch.setattr(launch, "_noises", {})
-    monkeypatch.setattr(layer, "_plans", {})
-    if request.param == "one program":
-        monkeypatch.setattr(tiles, "processors", lambda _index: 1)
-        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
-        monkeypatch.setattr(tiles, "_TILE", 64)
-        monkeypatch.setattr(tiles, "_PAIRS", 64)
-        monkeypatch.setattr(launch, "ADDING", 1)
-        monkeypatch.setattr(launch, "SUMMING", 1)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return torch.device("cpu")
-
-
-def in_orders(y: Tensor) -> list[Tensor]:
-    """Return a tensor in each memory order that its kind has."""
-    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(y.ndim)
-    return [y] if order is None else [y, y.to(memory_format=order)]
+    return kernels_device(monkeypatch, request.param)
 
 
 @triton

@@ -106,3 +106,26 @@ def test_the_control_without_noise_has_no_kl() -> None:
     value.backward()
     assert value.detach() == 0
     assert all((n.log_var.grad == 0).all() for n in model.noises())
+
+
+def test_the_kl_and_its_first_two_derivatives_are_those_of_the_formula() -> None:
+    """By its own gradient, against what autograd and a compiler make of the plain operators; a σ of 0 among them."""
+    from undrift import objective
+
+    model = undrift.perturb(convnet(), init_fraction=0.3)
+    noises = model.noises()
+    with torch.no_grad():
+        for noise in noises:
+            noise.log_var += torch.randn_like(noise.log_var)
+        noises[0].log_var[1] = -torch.inf
+    own = [n.log_var for n in noises]
+    log_prior, share = objective._row_of_priors(noises)
+    ratio = (torch.cat([v.flatten() for v in own]) - log_prior).clamp_min(-1e3)
+    want = (torch.where(ratio > -1e3, ratio.exp() - 1 - ratio, 0) * share).sum()
+    pulls = []
+    for value in (undrift.kl(model, "sum"), want):
+        first = torch.autograd.grad(value, own, create_graph=True)
+        pulls.append((value.detach(), first, torch.autograd.grad(sum((v**2).sum() for v in first), own)))
+    for got, known in zip(*pulls, strict=True):
+        torch.testing.assert_close(got, known, rtol=1e-4, atol=1e-4)
+    assert share.sum() == sum(n.weights for n in noises) / 2

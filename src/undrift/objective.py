@@ -1,7 +1,7 @@
 """The objective of paper eq. 3: a likelihood of the unlabelled data, and the KL to the prior."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,15 +31,15 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
             f"reduction={reduction!r} is not one of mean, sum. Take mean for the KL of a weight, sum for the network's."
         )
     noises = model.noises()
-    total = model.key.step.new_zeros((), dtype=noises[0].log_var.dtype if noises else torch.float32)
     places: dict[object, list[Noise]] = {}
     for noise in noises:
         own = noise.log_var
         places.setdefault((own.device, own.dtype), []).append(noise)
-    for there in places.values():
-        total = total + _kl_there(there).to(total.device)
-    for shift in _shifts(model):
-        total = total + shift.to(total.device)
+    parts = [_kl_there(there) for there in places.values()] + _shifts(model)
+    device = model.key.step.device
+    total = parts[0].to(device) if parts else model.key.step.new_zeros((), dtype=torch.float32)
+    for part in parts[1:]:
+        total = total + part.to(device)
     return total / max(1, sum(n.weights for n in noises)) if reduction == "mean" else total
 
 
@@ -49,18 +49,48 @@ def _kl_there(noises: Sequence[Noise]) -> Tensor:
     All log-variances as one row: a network has a hundred, and on a GPU each operation on each is a launch.
     """
     log_prior, share = _priors(noises)
-    ratio = torch.cat([n.log_var.flatten() for n in noises]) - log_prior
+    row = torch.cat([n.log_var.flatten() for n in noises])
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
+        total: Tensor = _Divergence.apply(row, log_prior, share)  # type: ignore[no-untyped-call]
+        return total
+    ratio = row - log_prior
     # A variance of exactly 0 (init_fraction=0) is no perturbation and has no KL.
     random = ratio > -torch.inf
     ratio = torch.where(random, ratio, 0)
-    return (torch.where(random, 0.5 * (ratio.exp() - 1 - ratio), 0) * share).sum()
+    return (torch.where(random, ratio.exp() - 1 - ratio, 0) * share).sum()
+
+
+class _Divergence(torch.autograd.Function):
+    """Σ share·(eʳ − 1 − r) with r = row − log_prior, 0 where a variance is 0; its gradient is made on the way.
+
+    Seven launches on a GPU and one backward, where autograd's own way takes twenty-five.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, log_prior: Tensor, share: Tensor) -> Tensor:
+        ratio = _finite(row - log_prior)
+        grown = torch.expm1(ratio)
+        ctx.save_for_backward(row, log_prior, share, grown * share)
+        return ((grown - ratio) * share).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        row, log_prior, share, pull = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants its gradient, too
+            pull = torch.expm1(_finite(row - log_prior)) * share
+        return grad * pull, None, None
+
+
+def _finite(ratio: Tensor) -> Tensor:
+    # A variance of exactly 0 (init_fraction=0) is no perturbation and has no KL: as if it were the prior's.
+    return torch.nan_to_num(ratio, 0.0, torch.inf, 0.0)
 
 
 _known: "WeakKeyDictionary[Noise, tuple[list[object], Tensor, Tensor]]" = WeakKeyDictionary()
 
 
 def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
-    """Return the logarithm of each variance's prior and the weights behind it, as one row; made once."""
+    """Return the logarithm of each variance's prior and half the weights behind it, as one row; made once."""
     if torch.compiler.is_compiling():
         return _row_of_priors(noises)
     # A network that moved to another device has new tensors: its buffers are other objects, or elsewhere in memory.
@@ -75,7 +105,7 @@ def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
 
 def _row_of_priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
     log_prior = torch.cat([n.prior_var.expand_as(n.log_var).flatten() for n in noises]).log()
-    return log_prior, torch.cat([n.share.expand(n.log_var.numel()) for n in noises])
+    return log_prior, 0.5 * torch.cat([n.share.expand(n.log_var.numel()) for n in noises])
 
 
 def _shifts(model: Perturbed) -> list[Tensor]:
@@ -111,4 +141,5 @@ def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:
         return model.options.kl_weight * kl(model)
     if size is None or (not isinstance(size, Tensor) and size < 1):
         raise OptionError(f'size={size!r}: kl_reduction="bound" divides by the number of samples. Give it, at least 1.')
-    return model.options.kl_weight * kl(model, "sum") / size
+    total = kl(model, "sum")  # times 1 would be another launch
+    return (total if model.options.kl_weight == 1 else model.options.kl_weight * total) / size

@@ -68,7 +68,8 @@ def test_jobs_that_fail_say_why_and_the_others_go_on() -> None:
     assert early["error"].startswith("TypeError")
     assert late["error"] == "KeyError: 'nonsense'"
     assert tent["ms"] > 0
-    assert len(said) == 3
+    assert len([line for line in said if line.startswith("WRN-40")]) == 3
+    assert said[-1].startswith("WRN-40 tent")
 
 
 def test_a_step_has_three_turns_and_cudnns_trials_in_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +85,22 @@ def test_a_step_has_three_turns_and_cudnns_trials_in_all_of_them(monkeypatch: py
     speed_measure.measure(job, CPU, lambda: seen.append("turn"))
     assert seen == ["turn", "turn", "built", True, True, "turn", True, True, True]
     assert torch.backends.cudnn.benchmark is False
+
+
+def test_cudnn_tries_the_shapes_of_a_case_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, bool]] = []
+
+    def make_step(kind: str, _case: Case, _device: torch.device, low: bool) -> Any:
+        made.append((kind, low))
+        return lambda x: tuple(x.shape)
+
+    monkeypatch.setattr(speed_measure, "make_step", make_step)
+    monkeypatch.setattr(speed_measure, "_tried", set())
+    case = Case("WRN-40", 2, 8, width=1)
+    asked = [("tent", False), ("vmp", False), ("released", False), ("fine-tune", True), ("tent", True)]
+    found = [speed_measure._trial(kind, case, CPU, low)() for kind, low in asked]
+    assert found == [(2, 3, 8, 8), False, (2, 3, 8, 8), (2, 3, 8, 8), False]
+    assert made == [("fine-tune", False), ("released", False), ("fine-tune", True)]
 
 
 def test_kernels_are_told_apart_by_their_names() -> None:

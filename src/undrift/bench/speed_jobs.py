@@ -57,10 +57,12 @@ def _together(jobs: list[Job], device: torch.device, say: Say) -> Iterator[Row]:
         started = [_start(stack, job, device) for job in jobs]
         for process, _ in started:
             _ready(process)
-        for process, _ in started:  # one after the other: cuDNN tries its algorithms
+        say(f"{len(jobs)} networks are built; cuDNN tries its algorithms, for one after the other")
+        for process, _ in started:
             _go(process)
             _ready(process)
-        for process, _ in started:  # all at once: compiling takes a minute or two
+        say("all get ready at once: compiling takes a minute or two")
+        for process, _ in started:
             _go(process)
         for process, _ in started:
             _ready(process)

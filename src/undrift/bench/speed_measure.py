@@ -3,8 +3,8 @@
     python -m undrift.bench.speed_measure DEVICE JOB
 
 prints a line of JSON for each result. A single step has three turns, each of which begins when a line comes in: first
-cuDNN tries its algorithms, alone on the machine; then the step is built, compiled and warmed up, beside others; then it
-is measured, alone again.
+cuDNN tries its algorithms, alone on the machine, for a network that was built beside others; then the step is built,
+compiled and warmed up, beside others; then it is measured, alone again.
 """
 
 import json
@@ -35,9 +35,12 @@ def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dic
     """Return median milliseconds a step and its memory in MiB; `turn` is called before each of the three turns."""
     case, low = Case(**job["case"]), job.get("low", False)
     with quickest():
+        trial = _trial(job["kind"], case, device, low) if device.type == "cuda" else None
         turn()
-        if device.type == "cuda":
-            _try_algorithms(job["kind"], case, device, low)
+        if trial is not None:
+            trial()
+            trial = None  # its network is not the one that is measured
+            tidy(device)
         turn()
         memory = Peaks(device)
         mode = {name: job.get(name, False) for name in ("compiled", "graphs")}
@@ -67,14 +70,19 @@ def _images(case: Case, device: torch.device, low: bool) -> Tensor:
     return x.to(memory_format=torch.channels_last) if low else x
 
 
-def _try_algorithms(kind: str, case: Case, device: torch.device, low: bool) -> None:
-    """Let cuDNN choose for every shape of a convolution and of its gradients: it keeps its choice in this process.
+_tried: set[tuple[Case, bool, str]] = set()
+
+
+def _trial(kind: str, case: Case, device: torch.device, low: bool) -> Callable[[], object]:
+    """Return what lets cuDNN choose for every shape of a convolution and of its gradients: once a process, it keeps it.
 
     A step that trains all weights has them all; the released formulation has convolutions of its own.
     """
-    all_shapes = "released" if kind == "released" else "fine-tune"
-    make_step(all_shapes, case, device, low=low)(_images(case, device, low))
-    tidy(device)
+    shapes = (case, low, "released" if kind == "released" else "fine-tune")
+    if shapes in _tried:
+        return bool
+    _tried.add(shapes)
+    return partial(make_step(shapes[2], case, device, low=low), _images(case, device, low))
 
 
 def over_sizes(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:

@@ -47,10 +47,10 @@ def _radius(u, plane):
 @triton.jit
 def _fraction(bits, MASK: tl.constexpr):
     """Return the float in [1, 2) with these bits of its fraction."""
-    if _FAST:
+    if _FAST:  # and-or at once
         word = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [bits, MASK, 0x3F800000], tl.int32, is_pure=True, pack=1
-        )  # and-or at once
+            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [bits, MASK, 0x3F800000], tl.int32, True, 1
+        )
         return word.to(tl.float32, bitcast=True)
     return ((bits & MASK) | 0x3F800000).to(tl.float32, bitcast=True)
 
@@ -60,9 +60,7 @@ def sigma(log_var):
     """Return exp(log_var / 2)."""
     log_two = 0.7213475204444817 * log_var.to(tl.float32)
     if _FAST:
-        return tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [log_two], tl.float32, is_pure=True, pack=1
-        )
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [log_two], tl.float32, True, 1)
     return tl.exp2(log_two)
 
 
@@ -99,7 +97,7 @@ def words(key_ptr):
 
 
 @triton.jit
-def _base(q, per_image, channels, LAST: tl.constexpr, WIDE: tl.constexpr):
+def start_of(q, per_image, channels, LAST: tl.constexpr, WIDE: tl.constexpr):
     """Return where a position's first channel is in memory."""
     if LAST:
         return q.to(tl.int64) * channels if WIDE else q * channels
@@ -108,7 +106,7 @@ def _base(q, per_image, channels, LAST: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _counter(q, first, half, per_image, low):
+def counters(q, first, half, per_image, low):
     """Return the counter of a position's first channel, the key's lower word added."""
     image, p = q // per_image, q % per_image
     return ((first + image) * half * per_image + p).to(tl.uint32) + low
@@ -121,7 +119,7 @@ def square_sum_kernel(
 ):  # fmt: skip
     """Sum x² over the channels, and add `extra`."""
     q = tl.program_id(0) * BP + tl.arange(0, BP)
-    base = _base(q, per_image, channels, LAST, WIDE)
+    base = start_of(q, per_image, channels, LAST, WIDE)
     step = 1 if LAST else per_image
     total = tl.zeros((BP, WIDTH), tl.float32)
     for start in range(0, channels, WIDTH):
@@ -139,7 +137,7 @@ def square_sum_gradient_kernel(
 ):  # fmt: skip
     """Write 2·x·grad; out has x's strides."""
     q = tl.program_id(0) * BP + tl.arange(0, BP)
-    base = _base(q, per_image, channels, LAST, WIDE)
+    base = start_of(q, per_image, channels, LAST, WIDE)
     step = 1 if LAST else per_image
     twice = 2.0 * tl.load(grad_ptr + q, mask=q < positions, other=0.0)
     for start in range(tl.program_id(1) * WIDTH, channels, tl.num_programs(1) * WIDTH):
@@ -164,25 +162,31 @@ def add_noise_kernel(
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         q = block * BP + tl.arange(0, BP)
         mask = (q < positions)[:, None] & (c < half)[None, :]
-        offset = _base(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
+        offset = start_of(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
         y0 = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         y1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
-        counter = _counter(q, first, half, per_image, low)
+        counter = counters(q, first, half, per_image, low)
         e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
         tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
         tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
 
 
 @triton.jit
+def slope(plane):
+    """Return 1 / (2 plane), 0 at 0: √plane·ε stands where ε / √plane should, and ReLU makes all-zero windows."""
+    return tl.where(plane > 0.0, 0.5 / tl.where(plane > 0.0, plane, 1.0), 0.0)
+
+
+@triton.jit
 def noise_gradients_kernel(
     grad_ptr, plane_ptr, log_var_ptr, key_ptr, scratch_ptr, first, positions, per_image, half,
-    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, SLOPED: tl.constexpr,
 ):  # fmt: skip
     """Write Σ grad·σ·√plane·ε over this program's channels, for each of its positions, and half of that over those.
 
-    scratch has a row of positions for each of `num_programs(1)` blocks of channels, and after them a row of channels
-    for each of `num_programs(0)` parts of the positions. `finish_kernel` adds the rows up.
+    scratch has a row of positions for each of `num_programs(1)` blocks of channels (SLOPED: of the plane's gradient),
+    and behind them a row of channels for each of `num_programs(0)` parts of the positions.
     """
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -195,7 +199,7 @@ def noise_gradients_kernel(
     # A block's gradients are asked for while ε of the block before is computed: both take about as long.
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     mask = (q < positions) & (c < half)[None, :]
-    offset = _base(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+    offset = start_of(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
     next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
     next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
     next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
@@ -203,17 +207,19 @@ def noise_gradients_kernel(
         grad0, grad1, plane = next0.to(tl.float32), next1.to(tl.float32), next_plane
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
         mask = (q < positions) & (c < half)[None, :]
-        offset = _base(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+        offset = start_of(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
         next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
         next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
         next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
         q = (block * BP + tl.arange(0, BP))[:, None]
-        counter = _counter(q, first, half, per_image, low)
+        counter = counters(q, first, half, per_image, low)
         e0, e1 = pair(counter + (c * per_image).to(tl.uint32)[None, :], high, plane)
         pull0, pull1 = grad0 * e0, grad1 * e1
         total0 += pull0
         total1 += pull1
         by_position = tl.sum(pull0 * sigma0[None, :] + pull1 * sigma1[None, :], axis=1, keep_dims=True)
+        if SLOPED:
+            by_position *= slope(tl.load(plane_ptr + q, mask=q < positions, other=0.0))
         tl.store(row + q, by_position, mask=q < positions)
     row = scratch_ptr + tl.cast(tl.num_programs(1), tl.int64) * positions + tl.program_id(0) * (2 * half)
     tl.store(row + c, 0.5 * sigma0 * tl.sum(total0, axis=0), mask=c < half)
@@ -233,9 +239,7 @@ def finish_kernel(
         for block in range(blocks):
             total += tl.load(scratch_ptr + tl.cast(block, tl.int64) * positions + q, mask=q < positions, other=0.0)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
-        # √plane·ε stood where ε / √plane should. The root has an infinite slope at 0, and ReLU makes all-zero windows.
-        slope = tl.where(plane > 0.0, 0.5 / tl.where(plane > 0.0, plane, 1.0), 0.0)
-        tl.store(grad_plane_ptr + q, total * slope, mask=q < positions)
+        tl.store(grad_plane_ptr + q, total * slope(plane), mask=q < positions)
     else:
         c = (tl.program_id(0) - planes) * WIDTH + tl.arange(0, WIDTH)
         first = scratch_ptr + tl.cast(blocks, tl.int64) * positions

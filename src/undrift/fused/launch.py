@@ -71,7 +71,7 @@ class Noises:
             constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
             self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,))
             cut = tiles.pair_tile(shape, half, gpus, SUMMING)
-            constants = constants | {"BP": cut.positions, "WIDTH": cut.width}
+            constants = constants | {"BP": cut.positions, "WIDTH": cut.width, "SLOPED": False}
             self.sums = Call(kernels.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,))
             parts, blocks = cut.programs
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)

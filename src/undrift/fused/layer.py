@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from undrift import layers
-from undrift.fused import launch, tiles
+from undrift.fused import folded, launch, tiles
+from undrift.fused.calls import Call
 from undrift.key import rank
 
 
@@ -34,23 +35,36 @@ class Spec(NamedTuple):
 
 
 class Plan:
-    """All that follows from a layer and the shapes of its input and output."""
+    """All that follows from a layer and the shapes of its input and output.
 
-    __slots__ = ("extra", "like", "noises", "plane", "pool", "stride", "sums")
+    `filtered` adds noise and the box filter at once, `pulls` makes both gradients; where they are None, there are
+    groups or large windows, and each step is a kernel of its own.
+    """
+
+    __slots__ = ("energy", "extra", "filtered", "like", "noises", "plane", "pool", "pulls", "stride", "sums")
 
     def __init__(self, x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> None:
         # With groups the kernel adds no constant: it is added to the plane.
         grouped = spec.groups > 1
         self.sums = launch.sums_of(x, spec.groups, spec.last, 0.0 if grouped else spec.extra)
         self.noises = launch.noises_of(y, spec.groups, spec.last, first_row, log_var)
+        self.filtered: Call | None = None
+        self.pulls: folded.Pulls | None = None
+        if folded.fits(y, spec.groups, spec.last):
+            first, windows = launch.first_of(y, first_row, spec.last), folded.windows_of(x, y, spec.pool)
+            self.filtered = folded.adding(tiles.shape_of(y, spec.last), windows, first, y.get_device())
+            self.pulls = folded.pulls_of(x, y, spec.last, windows, first)
         self.stride = y.stride()
         self.extra = spec.extra if grouped else 0.0
-        self.plane = (*x.shape[:-1], 1) if spec.last else (x.shape[0], spec.groups, *x.shape[2:])
+        energy = (*x.shape[:-1], 1) if spec.last else (x.shape[0], spec.groups, *x.shape[2:])
+        # One number each, spread: tensors like them are made in half the time that sizes, dtype and device take.
+        self.energy = x.new_empty(1, dtype=torch.float32).expand(energy)
+        self.plane = x.new_empty(1, dtype=torch.float32).expand(y.shape[0], 1, *y.shape[2:])
         # After window, stride and padding: sizes are rounded down, padding counts, and the sum is divided by 1.
         self.pool: tuple[Any, ...] = (*spec.pool, False, True, 1) if spec.pool else ()
         # The backward pass of pooling asks for its input, and looks at its sizes alone.
-        wanted = spec.pool and not _own_transpose(*spec.pool)
-        self.like = torch.empty(self.plane, dtype=torch.float32, device=x.device) if wanted else None
+        wanted = spec.pool and self.pulls is None and not _own_transpose(*spec.pool)
+        self.like = torch.empty_like(self.energy) if wanted else None
 
 
 def _own_transpose(window: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:
@@ -114,14 +128,18 @@ def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan) -> Ten
 class _Noisy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan) -> Tensor:
-        plane = torch.empty(plan.plane, dtype=torch.float32, device=x.device)
+        plane = torch.empty_like(plan.energy)
         plan.sums.total(x, plane)
-        if plan.extra:
-            plane += plan.extra
-        if plan.pool:
-            plane = torch._C._nn.avg_pool2d(plane, *plan.pool)
         out = torch.empty_like(y)
-        plan.noises.add(y, plane, log_var, key, out)
+        if plan.filtered is not None:
+            energy, plane = plane, torch.empty_like(plan.plane)
+            plan.filtered(y, energy, log_var, key, out, plane)
+        else:
+            if plan.extra:
+                plane += plan.extra
+            if plan.pool:
+                plane = torch._C._nn.avg_pool2d(plane, *plan.pool)
+            plan.noises.add(y, plane, log_var, key, out)
         if ctx is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
             ctx.plan = plan
@@ -140,10 +158,12 @@ _apply = super(torch.autograd.Function, _Noisy).apply
 def _backward(ctx: Any, grad: Tensor) -> Any:
     x, plane, log_var, key = ctx.saved_tensors
     plan: Plan = ctx.plan
-    dense = grad
-    if grad.stride() != plan.stride:
-        dense = torch.empty_strided(grad.shape, plan.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
-    grad_plane, grad_log_var = plan.noises.gradients(dense, plane, log_var, key)
+    if grad.stride() != plan.stride:  # once, for us and for the layer
+        grad = torch.empty_strided(grad.shape, plan.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
+    if plan.pulls is not None:
+        grad_x, grad_log_var = plan.pulls.of(grad, x, plane, log_var, key)
+        return grad_x, grad, grad_log_var, None, None
+    grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
     if x is None:
         return None, grad, grad_log_var, None, None
     if plan.like is not None:

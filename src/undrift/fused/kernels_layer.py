@@ -1,0 +1,160 @@
+"""Triton's kernels for a whole layer of one group (`layer`): the box filter inside what reads its result.
+
+A position of the plane is one of a picture's rows and columns. The window of output (i, j) begins at input
+(i·SH − PH, j·SW − PW) and has KH × KW inputs; what lies outside the picture has no energy. Tensors, sums and their
+order are as in `kernels`.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: N803
+# Triton compiles these functions itself: they are not typed Python, and their compile-time constants are in capitals.
+
+import triton
+import triton.language as tl
+
+from undrift.fused.kernels import counters, pair, sigma, start_of, words
+
+
+@triton.jit
+def _under_windows(
+    energy_ptr, q, there, per_image, across, rows, columns,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+):  # fmt: skip
+    """Return the energy under the windows of output positions q, of which a picture has `across` in a row."""
+    image, p = q // per_image, q % per_image
+    top, left = (p // across) * SH - PH, (p % across) * SW - PW
+    corner = energy_ptr + (image * rows + top) * columns + left
+    total = tl.zeros(q.shape, tl.float32)
+    for i in tl.static_range(KH):
+        down = there
+        if PH > 0:
+            down = there & (top + i >= 0) & (top + i < rows)
+        for j in tl.static_range(KW):
+            inside = down
+            if PW > 0:
+                inside = down & (left + j >= 0) & (left + j < columns)
+            total += tl.load(corner + i * columns + j, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit
+def add_noise_windowed_kernel(
+    y_ptr, energy_ptr, log_var_ptr, key_ptr, out_ptr, plane_ptr, first, positions, per_image, half,
+    across, rows, columns,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, PLANE: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+):  # fmt: skip
+    """Write y + σ·√plane·ε, and the plane: Σ energy under each output's window; out has y's strides."""
+    # The plane for the backward pass, apart from the noise's: there its values lie with the threads that draw ε, and to
+    # have them where they are stored the compiler adds up each window a second time.
+    programs, number = tl.num_programs(0) * tl.num_programs(1), tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    for block in range(number, tl.cdiv(positions, PLANE), programs):
+        q = block * PLANE + tl.arange(0, PLANE)
+        plane = _under_windows(energy_ptr, q, q < positions, per_image, across, rows, columns, KH, KW, SH, SW, PH, PW)
+        tl.store(plane_ptr + q, plane, mask=q < positions)
+    low, high = words(key_ptr)
+    c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    step = 1 if LAST else per_image
+    sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
+    sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+    for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
+        q = block * BP + tl.arange(0, BP)
+        there = q < positions
+        mask = there[:, None] & (c < half)[None, :]
+        offset = start_of(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
+        y0 = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        y1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
+        plane = _under_windows(energy_ptr, q, there, per_image, across, rows, columns, KH, KW, SH, SW, PH, PW)
+        counter = counters(q, first, half, per_image, low)
+        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane[:, None])
+        tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
+        tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
+
+
+@triton.jit
+def _pull(
+    scratch_ptr, q, there, per_image, columns, outputs, out_rows, across, blocks, BLOCKS: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of the energy at input positions q: its sum over the outputs whose windows hold them.
+
+    In steps of a stride from the last such output backwards; all blocks of channels side by side.
+    """
+    b = tl.arange(0, BLOCKS)[None, :]
+    of_block = scratch_ptr + b.to(tl.int64) * outputs
+    known = there[:, None] & (b < blocks)
+    if KH * KW * SH * SW == 1:  # each window is one input
+        total = tl.load(of_block + q[:, None], mask=known, other=0.0)
+    else:
+        image, p = q // per_image, q % per_image
+        down, right = p // columns + PH, p % columns + PW
+        total = tl.zeros((q.shape[0], BLOCKS), tl.float32)
+        for i in tl.static_range((KH + SH - 1) // SH):
+            row = down // SH - i
+            in_row = (row >= 0) & (row < out_rows) & (down % SH + i * SH < KH)
+            for j in tl.static_range((KW + SW - 1) // SW):
+                column = right // SW - j
+                holds = in_row & (column >= 0) & (column < across) & (right % SW + j * SW < KW)
+                at = ((image * out_rows + row) * across + column)[:, None]
+                total += tl.load(of_block + at, mask=known & holds[:, None], other=0.0)
+    return tl.sum(total, axis=1)
+
+
+@triton.jit
+def _add_parts(
+    scratch_ptr, grad_log_var_ptr, number, outputs, channels, blocks, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Write the number-th part of log_var's gradient: the sum of the rows behind the blocks'."""
+    c = number * COLUMNS + tl.arange(0, COLUMNS)
+    first = scratch_ptr + tl.cast(blocks, tl.int64) * outputs
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, parts, ROWS):
+        r = start + tl.arange(0, ROWS)
+        mask = (r < parts)[:, None] & (c < channels)[None, :]
+        sums += tl.load(first + (r * channels)[:, None] + c[None, :], mask=mask, other=0.0)
+    tl.store(grad_log_var_ptr + c, tl.sum(sums, axis=0), mask=c < channels)
+
+
+@triton.jit
+def finish_log_var_kernel(
+    scratch_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Write log_var's gradient from what `noise_gradients_kernel` left."""
+    _add_parts(scratch_ptr, grad_log_var_ptr, tl.program_id(0), outputs, out_channels, blocks, parts, ROWS, COLUMNS)
+
+
+@triton.jit
+def finish_layer_kernel(
+    x_ptr, scratch_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
+    positions, per_image, channels, columns, out_rows, across,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+):  # fmt: skip
+    """Write log_var's gradient (the first programs) and the energy's, 2·x·pull; grad_x has x's strides.
+
+    SPLIT programs share a block of positions.
+    """
+    number = tl.program_id(0) - first
+    if number < 0:
+        _add_parts(scratch_ptr, grad_log_var_ptr, number + first, outputs, out_channels, blocks, parts, ROWS, COLUMNS)
+    else:
+        q = (number // SPLIT) * BP + tl.arange(0, BP)
+        there = q < positions
+        start = start_of(q, per_image, channels, LAST, WIDE)[:, None]
+        step = 1 if LAST else per_image
+        # x is asked for before what it is multiplied with.
+        c = (number % SPLIT) * WIDTH + tl.arange(0, WIDTH)
+        ahead = tl.load(x_ptr + start + (c * step)[None, :], mask=there[:, None] & (c < channels)[None, :], other=0.0)
+        pull = _pull(
+            scratch_ptr, q, there, per_image, columns, outputs, out_rows, across, blocks, BLOCKS, KH, KW, SH, SW, PH, PW
+        )
+        twice = 2.0 * pull[:, None]
+        for of_tile in range((number % SPLIT) * WIDTH, channels, SPLIT * WIDTH):
+            x = ahead.to(tl.float32)
+            c = of_tile + SPLIT * WIDTH + tl.arange(0, WIDTH)
+            mask = there[:, None] & (c < channels)[None, :]
+            ahead = tl.load(x_ptr + start + (c * step)[None, :], mask=mask, other=0.0)
+            c = of_tile + tl.arange(0, WIDTH)
+            mask = there[:, None] & (c < channels)[None, :]
+            tl.store(grad_x_ptr + start + (c * step)[None, :], x * twice, mask=mask)

@@ -1,0 +1,254 @@
+"""A layer's noise as one node against the plain functions, window by window: on a GPU, or in Triton's interpreter."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fused_support import KEY, in_orders, kernels_device, numpys, triton
+from undrift import layers
+from undrift.fused import calls, folded, layer, plain, tiles
+
+# A layer, its input, a constant energy, and the launches it takes: forward, backward, backward without grad of x.
+CASES: dict[str, tuple[nn.Module, tuple[int, ...], float, tuple[int, int, int]]] = {
+    "1×1": (nn.Conv2d(6, 10, 1), (2, 6, 4, 3), 0.5, (2, 2, 2)),
+    "1×1 strided": (nn.Conv2d(6, 10, 1, stride=3), (2, 6, 8, 5), 0.5, (2, 2, 2)),
+    "3×3": (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 7), 0.25, (2, 2, 2)),
+    "3×3 without padding": (nn.Conv2d(5, 4, 3), (2, 5, 6, 4), 0.25, (2, 2, 2)),
+    "3×3 strided": (nn.Conv2d(6, 4, 3, stride=2, padding=1), (2, 6, 6, 5), 0.25, (2, 2, 2)),
+    "3×3 with gaps": (nn.Conv2d(4, 6, 3, stride=(4, 5), padding=1), (2, 4, 9, 12), 0.5, (2, 2, 2)),
+    "2×2": (nn.Conv2d(4, 4, 2, padding=1), (2, 4, 4, 5), 0.5, (2, 2, 2)),
+    "2×2 strided": (nn.Conv2d(4, 4, 2, stride=2), (2, 4, 5, 7), 0.5, (2, 2, 2)),
+    "3×1": (nn.Conv2d(4, 6, (3, 1), stride=(1, 2), padding=(1, 0)), (2, 4, 5, 6), 0.5, (2, 2, 2)),
+    "1×4": (nn.Conv2d(4, 6, (1, 4), stride=(2, 1), padding=(0, 2)), (2, 4, 5, 6), 0.5, (2, 2, 2)),
+    "3×2": (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(0, 1)), (2, 4, 7, 4), 0.5, (2, 2, 2)),
+    "patches": (nn.Conv2d(3, 8, 4, stride=4), (2, 3, 8, 13), 0.5, (3, 2, 2)),
+    "5×5": (nn.Conv2d(4, 6, 5, padding=2), (2, 4, 7, 6), 0.5, (3, 4, 2)),
+    "2×5": (nn.Conv2d(4, 6, (2, 5), padding=(0, 2)), (2, 4, 5, 6), 0.5, (3, 4, 2)),
+    "5×5 strided": (nn.Conv2d(4, 6, 5, stride=2, padding=1), (2, 4, 9, 8), 0.5, (3, 2, 2)),
+    "7×7": (nn.Conv2d(3, 4, 7, stride=2, padding=3), (2, 3, 13, 10), 0.5, (3, 4, 2)),
+    "blocks of channels": (nn.Conv2d(3, 140, 3, padding=1), (1, 3, 4, 5), 0.0, (2, 2, 2)),
+    "many inputs": (nn.Conv2d(70, 2, 3, padding=1), (1, 70, 3, 3), 0.0, (2, 2, 2)),
+    "many parts": (nn.Conv2d(2, 4, 3, padding=1), (2, 2, 6, 7), 0.0, (2, 2, 2)),
+    "vectors": (nn.Linear(6, 10), (5, 6), 0.5, (2, 2, 2)),
+    "tokens": (nn.Linear(7, 14), (2, 5, 7), 0.0, (2, 2, 2)),
+    "a field of vectors": (nn.Linear(5, 136), (2, 3, 2, 5), 0.0, (2, 2, 2)),
+    "grouped": (nn.Conv2d(6, 12, 3, padding=1, groups=3), (2, 6, 4, 4), 0.5, (4, 4, 2)),
+    "odd": (nn.Conv2d(4, 5, 3, padding=1), (2, 4, 4, 4), 0.5, (3, 4, 2)),
+}
+OTHERS = {
+    "1d": nn.Conv1d(4, 4, 3),
+    "3d": nn.Conv3d(4, 4, 1),
+    "circular": nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+    "dilated": nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+    "same": nn.Conv2d(4, 4, 3, padding="same"),
+    "wide padding": nn.Conv2d(4, 4, 1, padding=1),
+    "transposed": nn.ConvTranspose2d(4, 4, 2),
+}
+
+
+class Setting:
+    """A layer's tensors, with zeros among its inputs, and its noise by either way."""
+
+    def __init__(self, name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        module, shape, offset, self.launches = CASES[name]
+        self.module = copy.deepcopy(module)
+        spec = layer.spec_of(self.module, offset)[0]
+        assert spec is not None
+        self.spec, draw = spec, torch.Generator().manual_seed(0)
+        start = torch.relu(torch.randn(shape, generator=draw) - 0.5)
+        start[0, ..., :2] = 0  # windows without any energy have a root without a slope
+        with torch.no_grad():
+            outputs = self.module(start)
+        self.start, self.y = start.to(device, dtype), outputs.to(device, dtype)
+        # Drawn, not made of the output: times noise as large as here, the cosine's last bits would be more than that.
+        self.grad = torch.randn(outputs.shape, generator=draw).to(device, dtype)
+        self.log_var = torch.randn(outputs.shape[-1 if spec.last else 1], generator=draw).to(device)
+        self.key = KEY.to(device)
+
+    def orders(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return input, output and its gradient in each memory order of theirs."""
+        tensors = (self.start, self.y, self.grad)
+        return [tensors] if self.spec.last else list(zip(*map(in_orders, tensors), strict=True))
+
+    def leaves(self, x: Tensor, y: Tensor, with_x: bool = True) -> list[Tensor]:
+        return [v.detach().clone().requires_grad_(with_x or v is not x) for v in (x, y, self.log_var)]
+
+    def quick(self, leaves: list[Tensor]) -> Tensor:
+        plan = layer._make(*leaves, 2, self.spec)
+        assert plan is not None
+        return layer.noisy(*leaves, self.key, plan)
+
+    def plain(self, leaves: list[Tensor]) -> Tensor:
+        energy = plain.square_sum(leaves[0], self.spec.groups, self.spec.last) + self.spec.extra
+        plane = layers.box(self.module, energy, self.y.shape)
+        return plain.add_noise(leaves[1], plane, leaves[2], self.key, 2, self.spec.groups, self.spec.last)
+
+
+@pytest.fixture(params=["many programs", "one program", "small sums"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    return kernels_device(monkeypatch, request.param)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_all_gradients(device: torch.device, name: str) -> None:
+    setting = Setting(name, device)
+    for x, y, grad in setting.orders():
+        mine, plains = setting.leaves(x, y), setting.leaves(x, y)
+        got, want = setting.quick(mine), setting.plain(plains)
+        assert got.stride() == y.stride()
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(got, y, atol=1e-2)
+        got.backward(grad)
+        want.backward(grad)
+        for own, other in zip(mine, plains, strict=True):
+            # Sums of terms up to ten; a GPU's own cosine and the plain functions' polynomial differ by 7e-6 in each.
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-3, atol=1e-3)
+        assert mine[0].grad.abs().max() > 0.1
+        assert mine[0].grad.stride() == x.stride()
+        plan = layer._make(x, y, setting.log_var, 2, setting.spec)
+        assert torch.empty_like(plan.energy).is_contiguous()
+        assert torch.empty_like(plan.plane).is_contiguous()
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["3×3", "3×3 strided", "tokens", "blocks of channels"])
+def test_half_precision(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    setting = Setting(name, kernels_device(monkeypatch), dtype)
+    for x, y, grad in setting.orders():
+        mine, plains = setting.leaves(x, y), setting.leaves(x, y)
+        got, want = setting.quick(mine), setting.plain(plains)
+        got.backward(grad)
+        want.backward(grad)
+        assert got.dtype == dtype
+        for own, other in zip((got, *(v.grad for v in mine)), (want, *(v.grad for v in plains)), strict=True):
+            assert own.dtype == other.dtype
+            torch.testing.assert_close(own, other, rtol=2e-2, atol=2e-2)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", ["1×1", "3×3", "7×7", "vectors", "odd"])
+def test_an_input_without_gradient_changes_no_other(device: torch.device, name: str) -> None:
+    setting = Setting(name, device)
+    x, y, grad = setting.orders()[-1]
+    found = []
+    for with_x in (True, False):
+        leaves = setting.leaves(x, y, with_x)
+        setting.quick(leaves).backward(grad)
+        found.append(leaves)
+    assert found[0][0].grad is not None
+    assert found[1][0].grad is None
+    torch.testing.assert_close(found[0][1].grad, found[1][1].grad, rtol=0, atol=0)
+    torch.testing.assert_close(found[0][2].grad, found[1][2].grad, rtol=1e-6, atol=1e-6)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", ["3×3", "blocks of channels", "many parts"])
+def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
+    setting = Setting(name, device)
+    x, y, grad = setting.orders()[-1]
+    runs = []
+    for _ in range(2):
+        leaves = setting.leaves(x, y)
+        out = setting.quick(leaves)
+        out.backward(grad)
+        runs.append([out.detach(), *(v.grad for v in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", CASES)
+def test_how_many_launches_a_layer_takes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Ours, and PyTorch's own box filters and sums; large windows, groups and odd channels take the longer way."""
+    setting, seen = Setting(name, kernels_device(monkeypatch)), []
+    launched = calls.Call.__call__
+    monkeypatch.setattr(calls.Call, "__call__", lambda self, *tensors: seen.append(self) or launched(self, *tensors))
+
+    def count(with_x: bool) -> tuple[int, int]:
+        leaves = setting.leaves(*setting.orders()[0][:2], with_x)
+        plan = layer._make(*leaves, 2, setting.spec)
+        seen.clear()
+        out = layer.noisy(*leaves, setting.key, plan)
+        check_order()
+        forward = len(seen) + (plan.filtered is None and bool(plan.pool)) + bool(plan.extra)
+        seen.clear()
+        out.backward(setting.orders()[0][2])
+        check_order()
+        backward = len(seen) + (with_x and plan.pulls is None and bool(plan.pool))
+        return forward, backward + (plan.pulls is None and plan.noises.finish is None)
+
+    def check_order() -> None:
+        for call in seen:  # a compiled kernel is launched with its constants by place, not by name
+            names = list(inspect.signature(call.kernel.fn).parameters)
+            assert list(call.constants) == [name for name in names if name.isupper()]
+            assert len(names) == len(call.numbers) + len(call.constants) + sum(name.endswith("_ptr") for name in names)
+
+    forward, backward, without_x = setting.launches
+    assert count(True) == (forward, backward)
+    assert count(False) == (forward, without_x)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_no_pooling_adds_up_takes_the_longer_way(name: str) -> None:
+    assert layer.spec_of(OTHERS[name], 0.0)[0] is None
+
+
+@pytest.mark.parametrize("name", [name for name, (module, *_) in CASES.items() if isinstance(module, nn.Conv2d)])
+def test_how_many_windows_hold_an_input(name: str) -> None:
+    """Against windows that are counted: in a large picture some input lies in as many as that, and none in more."""
+    module = CASES[name][0]
+    pool = layers.pool(module)
+    assert pool is not None
+    if not pool:
+        assert folded.Windows((), 1, 1, 1, 1).holding == 1
+        return
+    picture = torch.zeros(1, 1, 40, 40, requires_grad=True)
+    plane = layers.box(nn.Conv2d(1, 1, *pool), picture, torch.Size())
+    plane.sum().backward()
+    windows = folded.Windows(pool, 40, 40, *plane.shape[2:])
+    assert windows.holding == picture.grad.max()
+    assert windows.held == module.kernel_size[0] * module.kernel_size[1]
+
+
+# The input's channels and side, the output's channels, the windows that hold an input, the memory order: one kernel?
+LARGE = {
+    "ResNet-50, 3×3 at 56": (64, 56, 64, 9, True, True),
+    "ResNet-50, 3×3 at 7": (512, 7, 512, 9, True, True),
+    "ResNet-50, 1×1 at 7": (512, 7, 2048, 1, True, True),
+    "ResNet-50, 1×1 at 56, strided": (256, 56, 512, 1, True, True),
+    "ResNet-50, 3×3 at 56, contiguous": (64, 56, 64, 9, False, True),
+    "ResNet-50, 3×3 at 28, contiguous": (128, 28, 128, 9, False, False),  # 8 blocks, and 6 programs that add them up
+    "ResNet-50, 3×3 at 7, contiguous": (512, 7, 512, 9, False, False),  # 32 blocks, and 43 programs that add them up
+    "ResNet-50, 1×1 at 7, contiguous": (512, 7, 2048, 1, False, False),  # 128 blocks at once
+    "many outputs, contiguous": (64, 7, 4096, 1, False, False),  # 256 blocks at once
+    "WRN-28-10, 3×3 at 32": (160, 32, 160, 9, True, True),
+    "WRN-28-10, first block": (16, 32, 160, 9, True, True),
+    "5×5": (64, 56, 64, 25, True, False),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_when_one_kernel_makes_both_gradients(name: str) -> None:
+    channels, side, out, holding, last, one = LARGE[name]
+    given, shape = (tiles.Shape(64 * side * side, side * side, c, last) for c in (channels, out))
+    assert folded.pays(given, shape, holding, 132) is one
+    cut = folded.input_tile(given, 132)
+    assert cut.positions <= folded.POSITIONS
+    assert cut.programs[0] == tiles.cdiv(given.positions, cut.positions)
+
+
+@triton
+def test_channels_that_are_read_one_by_one_are_filtered_apart_where_they_are_many() -> None:
+    windows = folded.Windows(((3, 3), (1, 1), (1, 1)), 32, 32, 32, 32)
+    for images, channels, one in ((64, 40, False), (64, 96, True), (1, 40, True)):
+        shape = tiles.Shape(images * 1024, 1024, channels, True)
+        assert (folded.adding(shape, windows, 0, -1) is not None) is one
