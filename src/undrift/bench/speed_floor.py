@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from undrift.bench.measure import laps
 from undrift.bench.speed_steps import Case
 
-OPERATIONS = {"cuda": (20.0, 23.0), "cpu": (22.5, 4.0)}
+OPERATIONS = {"cuda": (20.0, 23.0), "cpu": (21.0, 4.0)}
 """Operations a value, forward and backward.
 
 CUDA: instructions in the machine code of `add_noise` and `noise_gradients` (sm_90; benchmarks/NOTES.md, version 4: the
-last that changed them). CPU: PyTorch's elementwise operators in undrift.fused.cpu, 41 for two values of ε and two more
-a value; ε is kept for the backward pass there, which multiplies and adds up.
+last that changed them). CPU: PyTorch's elementwise operators in undrift.fused.pieces, 40 for two values of √plane·ε and
+one more a value; these are kept for the backward pass there, which multiplies and adds up.
 """
 ISSUED = 4 * 32
 """Instructions that one of NVIDIA's multiprocessors starts in a cycle, at most: four schedulers, 32 lanes each."""

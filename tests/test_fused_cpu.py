@@ -1,0 +1,90 @@
+"""Noise on a CPU: pieces of any size, and counters on whatever side of a border, draw the same."""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from fused_support import KEY, arguments
+from undrift.fused import cpu, pieces, plain
+
+SHAPE = (3, 6, 20, 30)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1000, 1 << 17])
+@pytest.mark.parametrize(
+    ("shape", "groups", "last"),
+    [
+        (SHAPE, 1, False),
+        ((3, 5, 20, 30), 1, False),
+        ((2, 6, 300), 3, False),
+        ((40, 33), 1, True),
+        ((4, 9, 64), 1, True),
+    ],
+)
+def test_pieces_of_any_size_draw_the_same(
+    shape: tuple[int, ...], groups: int, last: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y, plane, _, _ = arguments(shape, groups, last)
+    orders = [y] if y.ndim != 4 else [y, y.to(memory_format=torch.channels_last)]
+    for ordered in orders:
+        want = cpu.noise(ordered, plane, KEY, 3, groups, last)
+        monkeypatch.setattr(pieces, "PIECE", piece)
+        assert torch.equal(cpu.noise(ordered, plane, KEY, 3, groups, last), want)
+        monkeypatch.undo()
+        root = plain.spread(plane.sqrt(), y.shape, groups, last)
+        torch.testing.assert_close(want, root * plain.drawn(KEY, y.shape, 3, last), rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("low", [0, 2**17 - 1, 2**32 - 1, 2**32 - 2**17 + 5])
+def test_counters_wrap_around_and_cross_runs(low: int) -> None:
+    """The first xor-shift is one number for 2¹⁷ counters: at their ends it changes, and at 2³² they begin anew."""
+    key, shape = torch.tensor(low + 5 * 2**32), torch.Size((2, 300_000))
+    torch.testing.assert_close(cpu.normal(key, shape, 0), plain.drawn(key, shape, 0, False), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_what_is_written_to_belongs_to_autograd(order: torch.memory_format) -> None:
+    """Drawn in inference mode, it is none of that mode's tensors: those could be kept by no graph."""
+    y, plane, log_var, grad = arguments(SHAPE, 1, False)
+    out, kept = cpu.add_noise(y.to(memory_format=order), plane, log_var, KEY, 0, 1, False)
+    assert not out.is_inference()
+    assert not kept.is_inference()
+    (kept.requires_grad_() * grad).sum().backward()
+    assert torch.equal(kept.grad, grad)
+
+
+@pytest.mark.parametrize("plane", [0.0, 1e-42, 1e-30, 1e30])
+def test_energies_of_any_size_have_finite_gradients(plane: float) -> None:
+    y, energy, log_var, grad = arguments(SHAPE, 1, False)
+    energy = torch.full_like(energy, plane)
+    kept = cpu.noise(y, energy, KEY, 0, 1, False)
+    assert kept.isfinite().all()
+    got = cpu.noise_gradients(grad, kept, energy, log_var, 1, False)
+    assert all(g.isfinite().all() for g in got)
+    if plane in {1e-30, 1e30}:
+        want = plain.noise_gradients(grad, energy, log_var, KEY, 0, 1, False)
+        assert all(
+            torch.allclose(g, w, rtol=1e-3, atol=0.1 * w.abs().mean().item()) for g, w in zip(got, want, strict=True)
+        )
+    else:
+        assert plane or not got[0].any()
+
+
+def test_threads_draw_in_buffers_of_their_own() -> None:
+    y, plane, _, _ = arguments(SHAPE, 1, False)
+    keys = [torch.tensor(k) for k in range(4)]
+    want = [cpu.noise(y, plane, key, 0, 1, False) for key in keys]
+    got: list[Tensor] = [y] * 4
+
+    def run(number: int) -> None:
+        for _ in range(10):
+            got[number] = cpu.noise(y, plane, keys[number], 0, 1, False)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
