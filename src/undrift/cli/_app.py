@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from undrift._heap import keep_freed
+
 COMMANDS = {
     "adapt": "Adapt a network to unlabelled images and write a domain file.",
     "predict": "Answer images, with how sure the answers are.",
@@ -33,6 +35,8 @@ _ABOUT = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # a process of our own, not a caller's
+        keep_freed()
     try:
         outcome = make_app(given)(given, prog_name="undrift", standalone_mode=False)
     except KeyboardInterrupt:  # before a command has begun, or after it ended
