@@ -1,12 +1,14 @@
-"""The time of predictions: each way once a batch, over a noise-free pass, by a clock that is a stand-in."""
+"""The time of predictions: each way once a turn, over a noise-free pass, by a clock that is a stand-in."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import undrift
 from undrift.bench import speed_predict
 from undrift.bench.predict_page import TIMES
 from undrift.bench.predict_page import WAYS as TITLES
@@ -14,32 +16,51 @@ from undrift.bench.predict_page import WAYS as TITLES
 CPU = torch.device("cpu")
 
 
-def test_a_median_is_of_the_calls_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, taken = [0.0], iter([100.0, 50.0, 1.0, 5.0, 2.0])
+def network(passes: list[int]) -> nn.Module:
+    """Return a small network that notes how many images each of its passes has."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    net[1].register_forward_pre_hook(lambda _layer, args: passes.append(len(args[0])))
+    return net
+
+
+def test_medians_are_of_the_turns_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways, taken = len(speed_predict.WAYS), iter(range(100))
+    monkeypatch.setattr(speed_predict, "lap", lambda _ask, _device, _low: float(next(taken) ** 2))
+    model = undrift.perturb(network([]))
+    found = speed_predict.medians(model, torch.rand(1, 3, 2, 2), low=False, repeats=3, settling=2)
+    # Numbers come in turns: the fourth of five is the middle one of the last three.
+    assert found == [float((3 * (1 + ways) + place) ** 2) for place in range(1 + ways)]
+
+
+def test_every_turn_has_a_noise_free_pass_and_each_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes, seen = list[int](), list[list[int]]()
+
+    def lap(ask: Callable[[], object], _device: torch.device, _low: bool) -> float:
+        passes.clear()
+        ask()
+        seen.append(list(passes))
+        return 1.0
+
+    monkeypatch.setattr(speed_predict, "lap", lap)
+    rows = list(speed_predict.times(network(passes), CPU, [3], low=False, repeats=1, settling=1))
+    assert [row["way"] for row in rows] == list(TITLES)
+    assert {way for way, _ in TIMES} <= set(TITLES)
+    for plain, folded, apart, fast, mean in (seen[:5], seen[5:]):
+        assert (plain, folded, apart, mean) == ([3], [30], [3] * 10, [3])
+        assert 6 <= sum(fast) <= 9
+    assert all(row["ratio"] == 1.0 and row["forward_ms"] == 1e3 for row in rows)
+
+
+def test_a_lap_is_one_call_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seen = [0.0], list[bool]()
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def ask() -> None:
-        now[0] += next(taken)
+        now[0] += 2.0
+        seen.append(torch.is_autocast_enabled("cpu"))
 
-    assert speed_predict.median(ask, CPU, low=False, repeats=3, settling=2) == 2.0
-
-
-def test_each_way_is_measured_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, passes, seen = [], list[int](), {}
-    monkeypatch.setattr(speed_predict, "median", lambda ask, **_how: float(len([ask()])))
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    net[1].register_forward_pre_hook(lambda _layer, args: passes.append(len(args[0])))
-    for row in speed_predict.times(net, CPU, [3], low=False, repeats=1):
-        rows.append(row)
-        seen[row["way"]] = list(passes)
-        passes.clear()
-    assert [row["way"] for row in rows] == list(TITLES)
-    assert {way for way, _ in TIMES} <= set(TITLES)
-    assert seen["full, folded"][-2:] == [3, 30]  # after one of each: the noise-free pass, and ten draws in one
-    assert seen["full, one pass a draw"] == [3] * 10
-    assert 6 <= sum(seen["fast"]) <= 9
-    assert seen["samples=0"] == [3]
-    assert all(row["ratio"] == 1.0 and row["forward_ms"] == 1e3 for row in rows)
+    assert [speed_predict.lap(ask, CPU, low) for low in (True, False)] == [2.0, 2.0]
+    assert seen == [True, False]
 
 
 def test_predictions_come_from_a_process_with_their_network(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ WAYS: dict[str, Ask] = {
 def times(
     net: nn.Module, device: torch.device, batches: list[int], low: bool, repeats: int, settling: int = 3
 ) -> Iterator[dict[str, Any]]:
-    """Give the median time of each way to predict over that of one noise-free forward pass, as each is measured.
+    """Give the median time of each way to predict over that of one noise-free forward pass.
 
     Args:
         net: for images of 32 × 32, on the device, in eval mode.
@@ -43,30 +43,38 @@ def times(
     if low:
         net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = perturb(net, norm_statistics="source")
-    taken = partial(median, device=device, low=low, repeats=repeats, settling=settling)
     with quickest(), torch.no_grad():
         for batch in batches:
             x = torch.rand(batch, 3, 32, 32, device=device)
             x = x.to(memory_format=torch.channels_last) if low else x
-            for ask in WAYS.values():  # what a process does for the first time counts for none
-                ask(model, x)
-            with model.off() as plain:
-                base = taken(partial(plain, x))
-            for way, ask in WAYS.items():
-                ratio = taken(partial(ask, model, x)) / base
-                yield {"batch": batch, "way": way, "ratio": ratio, "forward_ms": 1e3 * base}
+            base, *taken = medians(model, x, low, repeats, settling)
+            for way, seconds in zip(WAYS, taken, strict=True):
+                yield {"batch": batch, "way": way, "ratio": seconds / base, "forward_ms": 1e3 * base}
     model.remove()
 
 
-def median(ask: Callable[[], object], device: torch.device, low: bool, repeats: int, settling: int = 3) -> float:
-    """Return the median wall time of a call in seconds, after calls that are not counted.
+def medians(model: Perturbed, x: Tensor, low: bool, repeats: int, settling: int = 3) -> list[float]:
+    """Return the median wall times of a noise-free forward pass and of each way to predict, in seconds.
 
-    Each call has an autocast block of its own, as in use: a longer one would cast weights that ask for gradients once
-    for all calls (the plain network's), and frozen ones (the perturbed network's) at every pass.
+    In turns: on a machine that is slow for a while, ratios of what was measured minutes apart say little.
+    """
+    taken: list[list[float]] = []
+    for _ in range(settling + repeats):  # what a process does for the first times counts for none
+        with model.off() as plain:
+            found = [lap(partial(plain, x), x.device, low)]
+        taken.append(found + [lap(partial(ask, model, x), x.device, low) for ask in WAYS.values()])
+    return [statistics.median(column) for column in zip(*taken[settling:], strict=True)]
+
+
+def lap(ask: Callable[[], object], device: torch.device, low: bool) -> float:
+    """Return the wall time of one call in seconds.
+
+    It has an autocast block of its own, as in use: a longer one would cast weights that ask for gradients once for all
+    calls (the plain network's), and frozen ones (the perturbed network's) at every pass.
     """
 
     def call() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=low):
             ask()
 
-    return statistics.median(laps(call, device, settling + repeats)[settling:])
+    return laps(call, device, 1)[0]
