@@ -11,10 +11,11 @@ from undrift import _heap
 
 # Twenty blocks of four megabytes, as a step's activations, written and freed twice; page faults of the second time.
 STEPS = """
-import resource, sys
+import ctypes, resource, sys
 import torch
 from undrift._heap import keep_freed
 
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: one fault a page, also where huge pages are always on
 kept = keep_freed() if sys.argv[1] == "kept" else False
 for _ in range(2):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

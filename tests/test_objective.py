@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import distributions as D
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 import undrift
@@ -129,3 +130,28 @@ def test_the_kl_and_its_first_two_derivatives_are_those_of_the_formula() -> None
     for got, known in zip(*pulls, strict=True):
         torch.testing.assert_close(got, known, rtol=1e-4, atol=1e-4)
     assert share.sum() == sum(n.weights for n in noises) / 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of forward AD
+def test_compiled_and_forward_mode_kls_are_the_same() -> None:
+    """What has no gradient of ours goes by the plain operators: the same value, and the same slope."""
+    model = undrift.perturb(convnet(), init_fraction=0.3)
+    with torch.no_grad():
+        model.noises()[0].log_var[1] = -torch.inf
+    want = undrift.kl(model, "sum")
+    torch.testing.assert_close(torch.compile(lambda: undrift.kl(model, "sum"), backend="eager")(), want)
+    noise = model.noises()[-1]
+    (slope,) = torch.autograd.grad(want, noise.log_var)
+    with torch.autograd.forward_ad.dual_level():
+        own = noise._parameters.pop("log_var")
+        noise.log_var = torch.autograd.forward_ad.make_dual(own.detach(), torch.ones_like(own))
+        value, tangent = torch.autograd.forward_ad.unpack_dual(undrift.kl(model, "sum"))
+    torch.testing.assert_close(value, want)
+    torch.testing.assert_close(tangent, slope.sum())
+
+
+def test_a_kl_under_fake_tensors_leaves_nothing_behind() -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.3)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        undrift.kl(model)
+    assert type(undrift.kl(model)) is torch.Tensor

@@ -1,7 +1,7 @@
 """Freed memory that stays with the process, for processes of our own: the command line's, and those that measure.
 
-A step on a CPU frees hundreds of megabytes at its end, and glibc gives most of that back to the system, which hands it
-out again in the next step, page by page, each filled with zeros: a tenth of a step. Another program's process is not
+A step on a CPU frees hundreds of megabytes, and glibc gives what lies at the end of the heap back to the system, which
+hands it out again, page by page, each filled with zeros: up to a tenth of a step. Another program's process is not
 ours to change; docs/speed.md says how it can be asked for.
 """
 

@@ -50,7 +50,7 @@ def _kl_there(noises: Sequence[Noise]) -> Tensor:
     """
     log_prior, share = _priors(noises)
     row = torch.cat([n.log_var.flatten() for n in noises])
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None:
+    if not torch.compiler.is_compiling() and not _transformed():
         total: Tensor = _Divergence.apply(row, log_prior, share)  # type: ignore[no-untyped-call]
         return total
     ratio = row - log_prior
@@ -58,6 +58,11 @@ def _kl_there(noises: Sequence[Noise]) -> Tensor:
     random = ratio > -torch.inf
     ratio = torch.where(random, ratio, 0)
     return (torch.where(random, ratio.exp() - 1 - ratio, 0) * share).sum()
+
+
+def _transformed() -> bool:
+    # torch.func's transforms and forward-mode differentiation go through operators, not through a Function's backward.
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 class _Divergence(torch.autograd.Function):
@@ -91,7 +96,7 @@ _known: "WeakKeyDictionary[Noise, tuple[list[object], Tensor, Tensor]]" = WeakKe
 
 def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
     """Return the logarithm of each variance's prior and half the weights behind it, as one row; made once."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # what a tracer makes is not kept
         return _row_of_priors(noises)
     # A network that moved to another device has new tensors: its buffers are other objects, or elsewhere in memory.
     first, last = noises[0].prior_var, noises[-1].prior_var

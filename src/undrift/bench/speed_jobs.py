@@ -57,7 +57,8 @@ def _together(jobs: list[Job], device: torch.device, say: Say) -> Iterator[Row]:
         started = [_start(stack, job, device) for job in jobs]
         for process, _ in started:
             _ready(process)
-        say(f"{len(jobs)} networks are built; cuDNN tries its algorithms, for one after the other")
+        if device.type == "cuda":
+            say(f"{len(jobs)} networks are built; cuDNN tries its algorithms, for one after the other")
         for process, _ in started:
             _go(process)
             _ready(process)

@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,8 @@ def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dic
         trial = _trial(job["kind"], case, device, low) if device.type == "cuda" else None
         turn()
         if trial is not None:
-            trial()
+            with suppress(torch.OutOfMemoryError):  # rivals that train less may fit: their own first steps try then
+                trial()
             trial = None  # its network is not the one that is measured
             tidy(device)
         turn()

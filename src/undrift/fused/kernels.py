@@ -174,8 +174,8 @@ def add_noise_kernel(
 
 @triton.jit
 def slope(plane):
-    """Return 1 / (2 plane), 0 at 0: √plane·ε stands where ε / √plane should, and ReLU makes all-zero windows."""
-    return tl.where(plane > 0.0, 0.5 / tl.where(plane > 0.0, plane, 1.0), 0.0)
+    """Return 1 / (2 plane): √plane·ε stands where ε / √plane should, and is 0 where plane is, whatever divides it."""
+    return 0.5 / tl.maximum(plane, 1.2e-38)  # about the least normal number: below it 1 / plane is infinite
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def normal_last(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
     if shape[1] % 2:  # the sines end inside a channel
         return normal(key, shape, first_row).movedim(1, -1).contiguous().movedim(-1, 1)
     out = torch.empty((shape[0], *shape[2:], shape[1]), **FLOAT)
-    fill_last(out.view(shape[0], -1, shape[1]), key, first_row)
+    fill_last(out.view(shape[0], shape[2:].numel(), shape[1]), key, first_row)
     return out.movedim(-1, 1)
 
 
@@ -47,17 +47,20 @@ def fill(out: Tensor, key: Tensor, first_row: int, energy: Tensor | None = None)
     rows, numbers = out.shape
     half = (numbers + 1) // 2
     width = 1 if energy is None else energy.shape[2]
-    # A piece is some rows' pairs, or a part of one row's: whole widths of it.
-    most = max(PIECE * torch.get_num_threads(), width)
+    # A piece is some rows' pairs, or a part of one row's: whole widths of it, or a part of one that is larger.
+    most = PIECE * torch.get_num_threads()
     together = max(1, most // max(1, half))
-    step = max(1, half if together > 1 else min(half, most - most % width))
+    step = max(1, half) if together > 1 else max(min(half, most - most % width), min(most, width))
     for row in range(0, rows, together):
-        some, its = out[row : row + together], None if energy is None else energy[row : row + together]
-        for column in range(0, half, step):
-            end = min(half, column + step)
+        some, column = out[row : row + together], 0
+        while column < half:
+            at = column % width
+            end = min(half, column + step, half if step >= width else column - at + width)
+            its = None if energy is None else energy[row : row + together, :, at : at + end - column]
             first = some[:, column:end]
             _count((first_row + row) * half + column + low, first.numel())
             _draw(first, some[:, half + column : half + end], upper, its)
+            column = end
 
 
 @torch.inference_mode()
