@@ -227,6 +227,21 @@ def noise_gradients_kernel(
 
 
 @triton.jit
+def add_parts(
+    scratch_ptr, grad_log_var_ptr, number, outputs, channels, blocks, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Write the number-th part of log_var's gradient: the sum of the rows behind the blocks'."""
+    c = number * COLUMNS + tl.arange(0, COLUMNS)
+    first = scratch_ptr + tl.cast(blocks, tl.int64) * outputs
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, parts, ROWS):
+        r = start + tl.arange(0, ROWS)
+        mask = (r < parts)[:, None] & (c < channels)[None, :]
+        sums += tl.load(first + (r * channels)[:, None] + c[None, :], mask=mask, other=0.0)
+    tl.store(grad_log_var_ptr + c, tl.sum(sums, axis=0), mask=c < channels)
+
+
+@triton.jit
 def finish_kernel(
     scratch_ptr, plane_ptr, grad_plane_ptr, grad_log_var_ptr, positions, channels, blocks, parts,
     PLANE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -241,11 +256,5 @@ def finish_kernel(
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
         tl.store(grad_plane_ptr + q, total * slope(plane), mask=q < positions)
     else:
-        c = (tl.program_id(0) - planes) * WIDTH + tl.arange(0, WIDTH)
-        first = scratch_ptr + tl.cast(blocks, tl.int64) * positions
-        sums = tl.zeros((ROWS, WIDTH), tl.float32)
-        for start in range(0, parts, ROWS):
-            r = start + tl.arange(0, ROWS)
-            mask = (r < parts)[:, None] & (c < channels)[None, :]
-            sums += tl.load(first + (r * channels)[:, None] + c[None, :], mask=mask, other=0.0)
-        tl.store(grad_log_var_ptr + c, tl.sum(sums, axis=0), mask=c < channels)
+        number = tl.program_id(0) - planes
+        add_parts(scratch_ptr, grad_log_var_ptr, number, positions, channels, blocks, parts, ROWS, WIDTH)

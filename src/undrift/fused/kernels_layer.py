@@ -12,7 +12,7 @@ order are as in `kernels`.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import counters, pair, sigma, start_of, words
+from undrift.fused.kernels import add_parts, counters, pair, sigma, start_of, words
 
 
 @triton.jit
@@ -101,26 +101,11 @@ def _pull(
 
 
 @triton.jit
-def _add_parts(
-    scratch_ptr, grad_log_var_ptr, number, outputs, channels, blocks, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Write the number-th part of log_var's gradient: the sum of the rows behind the blocks'."""
-    c = number * COLUMNS + tl.arange(0, COLUMNS)
-    first = scratch_ptr + tl.cast(blocks, tl.int64) * outputs
-    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, parts, ROWS):
-        r = start + tl.arange(0, ROWS)
-        mask = (r < parts)[:, None] & (c < channels)[None, :]
-        sums += tl.load(first + (r * channels)[:, None] + c[None, :], mask=mask, other=0.0)
-    tl.store(grad_log_var_ptr + c, tl.sum(sums, axis=0), mask=c < channels)
-
-
-@triton.jit
 def finish_log_var_kernel(
     scratch_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Write log_var's gradient from what `noise_gradients_kernel` left."""
-    _add_parts(scratch_ptr, grad_log_var_ptr, tl.program_id(0), outputs, out_channels, blocks, parts, ROWS, COLUMNS)
+    add_parts(scratch_ptr, grad_log_var_ptr, tl.program_id(0), outputs, out_channels, blocks, parts, ROWS, COLUMNS)
 
 
 @triton.jit
@@ -137,7 +122,7 @@ def finish_layer_kernel(
     """
     number = tl.program_id(0) - first
     if number < 0:
-        _add_parts(scratch_ptr, grad_log_var_ptr, number + first, outputs, out_channels, blocks, parts, ROWS, COLUMNS)
+        add_parts(scratch_ptr, grad_log_var_ptr, number + first, outputs, out_channels, blocks, parts, ROWS, COLUMNS)
     else:
         q = (number // SPLIT) * BP + tl.arange(0, BP)
         there = q < positions
