@@ -29,7 +29,7 @@ import torch
 
 from undrift._atomic import write_text
 from undrift.bench.measure import machine
-from undrift.bench.speed_steps import Case, make_step
+from undrift.bench.speed_steps import Case, images, make_step
 
 CASE = Case("WRN-40", 64, 32, width=2)
 KINDS = ("tent", "vmp")  # the released formulation takes more memory, and would keep it for both
@@ -38,13 +38,14 @@ KEPT = {"MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_MMAP_THRESHOLD_": str(2**2
 
 def in_turns(turns: int) -> dict[str, dict[str, float]]:
     """Return milliseconds and page faults of a step of each rival: medians over turns."""
-    device, images = torch.device("cpu"), torch.rand(CASE.batch, 3, CASE.side, CASE.side)
+    device = torch.device("cpu")
+    x = images(CASE.batch, CASE.side, device, low=False)
     steps = {kind: make_step(kind, CASE, device, low=False) for kind in KINDS}
     found: dict[str, list[tuple[float, int]]] = {kind: [] for kind in KINDS}
     for turn in range(turns + 2):  # two to warm up
         for kind, step in steps.items():
             faults, begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
-            step(images)
+            step(x)
             took = 1e3 * (time.perf_counter() - begun)
             if turn > 1:
                 found[kind].append((took, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults))

@@ -25,7 +25,7 @@ from undrift._atomic import write_text
 from undrift.bench.measure import laps, machine
 from undrift.bench.speed import GPU
 from undrift.bench.speed_modes import quickest, settings
-from undrift.bench.speed_steps import Case, make_step
+from undrift.bench.speed_steps import Case, images, make_step
 
 KINDS, WARM_UP = ("tent", "vmp"), 10
 TINY = (Case("WRN-40", 2, 8, width=1),)
@@ -34,8 +34,7 @@ TINY = (Case("WRN-40", 2, 8, width=1),)
 def in_turns(case: Case, device: torch.device, turns: int) -> dict[str, float]:
     """Return the median milliseconds of each rival's step, as it is and as one graph."""
     low = device.type == "cuda"
-    x = torch.rand(case.batch, 3, case.side, case.side, device=device)
-    x = x.to(memory_format=torch.channels_last) if low else x
+    x = images(case.batch, case.side, device, low)
     steps = {
         f"{kind}{', one graph' * graphs}": partial(make_step(kind, case, device, low=low, graphs=graphs and low), x)
         for graphs in (False, True)

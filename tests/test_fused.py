@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import undrift
 from fused_support import KEY, arguments, shapes
 from support import convnet, images
-from undrift.fused import add_noise, cpu, dispatch, force, operators, plain, square_sum
+from undrift.fused import add_noise, dispatch, force, operators, pieces, plain, square_sum
 from undrift.fused.epsilon import normal
 
 
@@ -91,7 +91,7 @@ def test_a_batch_may_be_split_anywhere(path: str) -> None:
 @pytest.mark.parametrize("shape", [(3, 7), (2, 1), (1, 300_001), (70, 4001), (3, 2, 5, 140_000), (0, 4), (4, 0)])
 @pytest.mark.parametrize("first_row", [0, 2**20])
 def test_numpy_draws_what_pytorch_draws(shape: tuple[int, ...], first_row: int) -> None:
-    got = cpu.normal(KEY, torch.Size(shape), first_row)
+    got = pieces.normal(KEY, torch.Size(shape), first_row)
     torch.testing.assert_close(got, normal(KEY, shape, first_row), rtol=0, atol=3e-6)
 
 

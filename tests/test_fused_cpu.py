@@ -41,7 +41,7 @@ def test_pieces_of_any_size_draw_the_same(
 def test_counters_wrap_around_and_cross_runs(low: int) -> None:
     """The first xor-shift is one number for 2¹⁷ counters: at their ends it changes, and at 2³² they begin anew."""
     key, shape = torch.tensor(low + 5 * 2**32), torch.Size((2, 300_000))
-    torch.testing.assert_close(cpu.normal(key, shape, 0), plain.drawn(key, shape, 0, False), rtol=0, atol=3e-6)
+    torch.testing.assert_close(pieces.normal(key, shape, 0), plain.drawn(key, shape, 0, False), rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])

@@ -40,8 +40,9 @@ def results(path: str, args: tuple[Tensor, ...], groups: int, last: bool = False
 def test_channels_last_memory_holds_the_same_numbers(
     shape: tuple[int, ...], groups: int, first_row: int, key: Tensor
 ) -> None:
-    got = cpu.normal_last(key, torch.Size(shape), first_row)
-    assert torch.equal(got, cpu.normal(key, torch.Size(shape), first_row))
+    y, plane, *_ = arguments(shape, groups, False)
+    got = cpu.noise(ordered(y), plane, key, first_row, groups, False)
+    assert torch.equal(got, cpu.noise(y, plane, key, first_row, groups, False))
     assert got.is_contiguous(memory_format=ORDERS[len(shape)])
 
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from undrift.bench import speed_floor
 from undrift.bench.speed_floor import OPERATIONS, extra_bytes, floor, issuing, layers
 from undrift.bench.speed_steps import Case
-from undrift.fused import cpu
+from undrift.fused import cpu, pieces
 
 
 class Two(Case):
@@ -49,7 +49,7 @@ class Counting(TorchDispatchMode):
 def test_a_cpu_makes_as_many_operations_as_are_counted() -> None:
     y, plane, log_var = torch.rand(2, 8, 4, 4), torch.rand(2, 1, 4, 4), torch.zeros(8)
     with Counting() as drawing:
-        cpu.normal(torch.tensor(1), y.shape, 0)
+        pieces.normal(torch.tensor(1), y.shape, 0)
     with Counting() as adding:
         cpu.add_noise(y, plane, log_var, torch.tensor(1), 0, 1, False)
     # One word makes two values, with √plane inside; σ is multiplied by one operator more, that makes the output.

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from undrift import zoo
 from undrift._heap import keep_freed
@@ -26,7 +25,7 @@ from undrift.bench.speed_kernels import counted, timed
 from undrift.bench.speed_memory import Peaks, kept_for_backward, redrawing, tidy
 from undrift.bench.speed_modes import quickest
 from undrift.bench.speed_predict import times as prediction_times
-from undrift.bench.speed_steps import Case, make_loss, make_step
+from undrift.bench.speed_steps import Case, images, make_loss, make_step
 
 STEPS, STEPS_ON_CPU, WARM_UP = 30, 7, 8
 Turn = Callable[[], object]
@@ -47,7 +46,7 @@ def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dic
         turn()
         memory = Peaks(device)
         mode = {name: job.get(name, False) for name in ("compiled", "graphs")}
-        step, x = make_step(job["kind"], case, device, low=low, **mode), _images(case, device, low)
+        step, x = make_step(job["kind"], case, device, low=low, **mode), images(case.batch, case.side, device, low)
         steps = job.get("steps", STEPS if device.type == "cuda" else STEPS_ON_CPU)
         for _ in range(min(WARM_UP, steps)):
             step(x)
@@ -68,11 +67,6 @@ def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dic
         return found
 
 
-def _images(case: Case, device: torch.device, low: bool) -> Tensor:
-    x = torch.rand(case.batch, 3, case.side, case.side, device=device)
-    return x.to(memory_format=torch.channels_last) if low else x
-
-
 _tried: set[tuple[Case, bool, str]] = set()
 
 
@@ -85,7 +79,7 @@ def _trial(kind: str, case: Case, device: torch.device, low: bool) -> Callable[[
     if shapes in _tried:
         return bool
     _tried.add(shapes)
-    return partial(make_step(shapes[2], case, device, low=low), _images(case, device, low))
+    return partial(make_step(shapes[2], case, device, low=low), images(case.batch, case.side, device, low))
 
 
 def over_sizes(job: dict[str, Any], device: torch.device) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from undrift._few import THIRD
 from undrift.bench.measure import laps
 from undrift.bench.speed_modes import quickest
+from undrift.bench.speed_steps import images
 from undrift.perturb import Perturbed, perturb
 from undrift.predict import predict
 
@@ -45,8 +46,7 @@ def times(
     model = perturb(net, norm_statistics="source")
     with quickest(), torch.no_grad():
         for batch in batches:
-            x = torch.rand(batch, 3, 32, 32, device=device)
-            x = x.to(memory_format=torch.channels_last) if low else x
+            x = images(batch, 32, device, low)
             base, *taken = medians(model, x, low, repeats, settling)
             for way, seconds in zip(WAYS, taken, strict=True):
                 yield {"batch": batch, "way": way, "ratio": seconds / base, "forward_ms": 1e3 * base}

@@ -89,6 +89,12 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
+def images(batch: int, side: int, device: torch.device, low: bool) -> Tensor:
+    """Return random images, channels-last where precision is `low`."""
+    x = torch.rand(batch, 3, side, side, device=device)
+    return x.to(memory_format=torch.channels_last) if low else x
+
+
 def make_step(
     kind: str, case: Case, device: torch.device, compiled: bool = False, low: bool = True, graphs: bool = False
 ) -> Step:

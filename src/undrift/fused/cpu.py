@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from undrift.fused import tiles
-from undrift.fused.pieces import FLOAT, fill, fill_last, normal, normal_last
+from undrift.fused.pieces import FLOAT, fill, fill_last, normal
 from undrift.fused.plain import by_channel
-
-__all__ = ["add_noise", "noise", "noise_gradients", "normal", "normal_last", "supports"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

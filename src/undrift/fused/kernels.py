@@ -65,6 +65,20 @@ def sigma(log_var):
 
 
 @triton.jit
+def sigmas(log_var_ptr, c, half):
+    """Return σ of channels of the first half, and of the same ones of the second."""
+    first = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
+    return first, sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+
+
+@triton.jit
+def two_tiles(y_ptr, offset, apart, mask):
+    """Return a tile of the first half of the channels, and the same tile of the second, so far apart in memory."""
+    first = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+    return first, tl.load(y_ptr + offset + apart, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def pair(counter, high, plane):
     """Return √plane·ε twice (`pair` of undrift.fused.epsilon) for counters, to which the key's lower word was added."""
     z = counter
@@ -157,14 +171,12 @@ def add_noise_kernel(
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
-    sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
-    sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+    sigma0, sigma1 = sigmas(log_var_ptr, c, half)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         q = block * BP + tl.arange(0, BP)
         mask = (q < positions)[:, None] & (c < half)[None, :]
         offset = start_of(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
-        y0 = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        y1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
+        y0, y1 = two_tiles(y_ptr, offset, half * step, mask)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
         counter = counters(q, first, half, per_image, low)
         e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
@@ -191,8 +203,7 @@ def noise_gradients_kernel(
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
-    sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
-    sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+    sigma0, sigma1 = sigmas(log_var_ptr, c, half)
     total0 = tl.zeros((BP, WIDTH), tl.float32)
     total1 = tl.zeros((BP, WIDTH), tl.float32)
     row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions

@@ -12,7 +12,7 @@ order are as in `kernels`.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import add_parts, counters, pair, sigma, start_of, words
+from undrift.fused.kernels import add_parts, counters, pair, sigmas, start_of, two_tiles, words
 
 
 @triton.jit
@@ -55,15 +55,13 @@ def add_noise_windowed_kernel(
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
-    sigma0 = sigma(tl.load(log_var_ptr + c, mask=c < half, other=0.0))
-    sigma1 = sigma(tl.load(log_var_ptr + half + c, mask=c < half, other=0.0))
+    sigma0, sigma1 = sigmas(log_var_ptr, c, half)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         q = block * BP + tl.arange(0, BP)
         there = q < positions
         mask = there[:, None] & (c < half)[None, :]
         offset = start_of(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
-        y0 = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        y1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0).to(tl.float32)
+        y0, y1 = two_tiles(y_ptr, offset, half * step, mask)
         plane = _under_windows(energy_ptr, q, there, per_image, across, rows, columns, KH, KW, SH, SW, PH, PW)
         counter = counters(q, first, half, per_image, low)
         e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane[:, None])

@@ -30,15 +30,6 @@ def normal(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
     return out
 
 
-def normal_last(key: Tensor, shape: torch.Size, first_row: int) -> Tensor:
-    """Return what `normal` returns, in memory that has the channels (dimension 1) last."""
-    if shape[1] % 2:  # the sines end inside a channel
-        return normal(key, shape, first_row).movedim(1, -1).contiguous().movedim(-1, 1)
-    out = torch.empty((shape[0], *shape[2:], shape[1]), **FLOAT)
-    fill_last(out.view(shape[0], shape[2:].numel(), shape[1]), key, first_row)
-    return out.movedim(-1, 1)
-
-
 @torch.inference_mode()  # less of PyTorch's between a call and its loop; what is written to was made outside
 def fill(out: Tensor, key: Tensor, first_row: int, energy: Tensor | None = None) -> None:
     """Write ε, or √energy·ε, into rows of numbers; energy is rows × 1 × width, for a half row of so many widths."""
