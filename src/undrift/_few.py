@@ -10,13 +10,11 @@ from torch import Tensor
 
 from undrift.prediction import Prediction, entropy_of
 
-# The part of a batch that gets a third draw. 2.7 draws an image at 1.08 noise-free passes each (ten draws folded,
-# WRN-28-10, batch 200, one H200) are 2.9 passes, where 3 is the bar. It goes to images evenly, in the same pass: a pass
-# for those that two draws disagree on serves little better, and costs a GPU all its launches again.
-THIRD = 0.7
-# The part of the draws' mean logits in the answer; the rest is the logarithm of their mean probability. A half and all
-# of it differ little, none is worse (benchmarks/predict_choice.py).
-LOGITS_PART = 0.5
+# The part of a batch that gets a third draw. 2.4 draws an image at 1.07 noise-free passes each (ten draws folded,
+# WRN-28-10, batch 200, one H200) are 2.6 passes, and what follows them some tenths, where 3 is the bar. It goes to
+# images evenly, in the same pass: a pass for those that two draws disagree on serves little better, and costs a GPU all
+# its launches again.
+THIRD = 0.4
 HOTTEST = 16.0
 _GRID = 17
 
@@ -26,7 +24,7 @@ class Few:
     """What a batch leaves behind for `answer`.
 
     Attributes:
-        logits: the draws' average of each image (see `averaged`).
+        logits: the draws' mean log-probabilities of each image.
         mean_entropy: mean over an image's draws of the softmax's entropy.
         overlap: of the first two draws, summed over images: Σ p₁ p₂, the mean of Σ p₁² and Σ p₂², and 1.
         sound: for each image of the batch, whether it has a row here; None where all have.
@@ -63,14 +61,14 @@ def log_probs(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
 
 
-def averaged(draws: Sequence[Tensor], part: float = LOGITS_PART) -> tuple[Tensor, Tensor]:
-    """Return each image's average of log-probabilities, and the mean entropy of its draws.
+def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return each image's mean log-probabilities over its draws, and the mean entropy of these.
 
-    The average is `part` of the mean log-probabilities and the rest of the logarithm of the mean probability, up to a
-    number that all classes share.
+    Of so few draws their mean comes nearer to many than the logarithm of their mean probability, or a half of each
+    (benchmarks/predict_choice.py).
     """
     logs = torch.stack(list(draws), dim=2)
-    return part * logs.mean(2) + (1 - part) * logs.logsumexp(2), entropy_of(logs.exp()).mean(1)
+    return logs.mean(2), entropy_of(logs.exp()).mean(1)
 
 
 def answer(parts: Sequence[Few | Prediction], samples: int) -> Prediction:

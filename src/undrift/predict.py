@@ -46,7 +46,7 @@ def predict(
     and each row has noise of its own. Where a draw is one Δw for the batch, or batch norms compute statistics of the
     batch, each draw is a pass. A network that mixes images in another way needs `fold_limit=0`.
 
-    The mode "fast" stands for `samples` draws with two, and a third for 70 % of a batch, all in one pass where draws
+    The mode "fast" stands for `samples` draws with two, and a third for 40 % of a batch, all in one pass where draws
     share passes. It answers with their average at the temperature that makes it as unsure, over all images of the call,
     as `samples` draws are (docs/uncertainty.md says how near that comes). A small batch on a GPU, up to 256 images ×
     draws, gets all its draws, as in the mode "full": that is one pass, too, and hardly slower.
