@@ -44,3 +44,9 @@ def test_core_does_not_import_what_it_does_not_need() -> None:
     code = f"import sys, undrift; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_package_is_a_program() -> None:
+    command = [sys.executable, "-m", "undrift", "methods", "--help"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "Usage: undrift methods" in result.stdout
