@@ -15,7 +15,7 @@ from undrift.bench import Cell, Request, Row, Store, chosen, find, listing, run
 from undrift.bench.online import Online
 from undrift.bench.resolved import canonical, fingerprint, resolved
 from undrift.bench.run import tables
-from undrift.bench.table import footnotes, marked
+from undrift.bench.table import footnotes, marked, several_sources
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell("b", "net", "main", Row("tent", "tent"), 0, 10)
@@ -153,3 +153,13 @@ def test_a_row_that_does_not_exist_is_named_with_a_suggestion() -> None:
         chosen(rows, ("nothing",), None)
     with pytest.raises(OptionError, match="nothing"):
         find("offline").cells(Request(only=("nothing",)))  # type: ignore[union-attr]
+
+
+def test_rows_that_started_from_different_networks_are_named() -> None:
+    def record(network: str | None, seed: int = 0) -> dict[str, Any]:
+        return {"setting": "a-b", "seed": seed} | ({} if network is None else {"source_network": network})
+
+    rows = {"shot": [record("aa"), record("bb", 1)], "tent": [record("aa")], "vmp": [record("cc"), record("bb", 1)]}
+    (line,) = several_sources(rows | {"before": [record(None)]})  # records of before do not say
+    assert line == "- a-b, seed 0: not all of one source network: shot, tent (aa); vmp (cc)"
+    assert several_sources({"shot": [record("aa")], "vmp": [record("aa")], "old": [record(None)]}) == []

@@ -94,10 +94,12 @@ def test_a_cell_on_a_tree_gives_target_and_held_out_source(pacs, tmp_path):
     for record in (source, vmp):
         assert record["harmonic"] == pytest.approx(harmonic_mean([record["source_accuracy"], record["accuracy"]]))
         assert record["file_bytes"] > 0
+    assert source["source_network"] == vmp["source_network"]
     # The source row is the source network, asked with centre crops.
     made_of = small(SETS["pacs"], request)
     images = Images(made_of, request)
     net = Sources(made_of, images, request).network("photo", 0)
+    assert source["source_network"] == undrift.fingerprint(net)[:12]
     target = images("sketch")
     right = undrift.predict(net, TINY(target.images)).label == target.labels
     assert source["accuracy"] == pytest.approx(float(right.float().mean()))

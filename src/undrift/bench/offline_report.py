@@ -14,7 +14,7 @@ from undrift.bench.published import PAPER, SOURCE_USING, Published
 from undrift.bench.request import Request
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, Column, footnotes, marked, median, size, spread
+from undrift.bench.table import FAILED, NOT_RUN, Column, footnotes, marked, median, several_sources, size, spread
 from undrift.bench.table import markdown as table
 from undrift.bench.times import how_timed
 
@@ -82,7 +82,7 @@ def below(page: Page) -> list[str]:
     by_row = {row.label: page.of_row(row) for row in page.bench.rows}
     failed = [f"- {row} failed {where}" for row, where in page.failures().items()]
     note = [f"\n{page.dataset.note}\n"] if page.dataset.note else []
-    return failed + footnotes(by_row) + how_timed(by_row) + note
+    return failed + footnotes(by_row) + several_sources(by_row) + how_timed(by_row) + note
 
 
 def _summary(page: Page) -> str:

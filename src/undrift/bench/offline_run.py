@@ -25,6 +25,7 @@ from undrift.bench.quickly import quickly
 from undrift.bench.request import Request
 from undrift.bench.streaming import file_bytes
 from undrift.data import TensorDomain
+from undrift.fingerprint import fingerprint
 from undrift.history import History
 from undrift.keep.masks import MaskedGradients
 from undrift.metrics import Scores, harmonic_mean
@@ -90,6 +91,7 @@ class Adapting:
             # Without decoding and source training, which the first cell of a source would carry for all.
             "seconds": time.monotonic() - begun,
             "options": model.options.as_dict(),
+            "source_network": fingerprint(source)[:12],
             **more,
         }
 

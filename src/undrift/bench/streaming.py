@@ -23,6 +23,7 @@ from undrift.bench.quickly import by_pass, quickly
 from undrift.bench.request import CannotRun, Request
 from undrift.bench.settings import Plan, Setting, plan
 from undrift.data import Preprocess, TensorDomain
+from undrift.fingerprint import fingerprint
 from undrift.options import Options
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Streaming:
             "seconds": time.monotonic() - begun,
             "corrupted_on": self.device.type,
             "options": model.options.as_dict(),
+            "source_network": fingerprint(self.network(cell.network))[:12],
         }
 
     def begin(self, cell: Cell, feed: "Feed", settings: Mapping[str, Any]) -> undrift.Stream:

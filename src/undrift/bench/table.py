@@ -85,6 +85,26 @@ def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
     return lines + [f"- {', '.join(names)} warned: {' '.join(text.split())}" for text, names in warned.items()]
 
 
+def several_sources(records: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Return a line for each setting and seed whose rows are not of one source network: trained again, it is another.
+
+    Args:
+        records: of each row, by the name that the table calls it.
+    """
+    places: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for name, found in records.items():
+        for record in found:
+            if "source_network" in record:
+                there = places.setdefault((record["setting"], record["seed"]), {})
+                there.setdefault(record["source_network"], []).append(name)
+    return [
+        f"- {setting}, seed {seed}: not all of one source network: "
+        + "; ".join(f"{', '.join(names)} ({network})" for network, names in there.items())
+        for (setting, seed), there in places.items()
+        if len(there) > 1
+    ]
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a Markdown table: first column left, the others right."""
     rule = "|".join(["---", *("---:" for _ in header[1:])])
