@@ -64,7 +64,7 @@ def test_every_cell_has_a_file_of_its_own():
 def test_parts_and_data_are_chosen_by_name():
     bench = Analysis()
     cells = bench.cells(Request(only=("prior", "beta"), settings=("pacs",)))
-    assert {cell.setting for cell in cells} == {"prior sketch-photo", "beta sketch-photo"}
+    assert {cell.setting for cell in cells} == {"prior sketch-photo", "beta cartoon-art_painting"}
     other = bench.cells(Request(only=("beta",), extra={"task": "photo-cartoon", "epochs": "5"}))
     assert {cell.setting for cell in other} == {"beta 5 epochs photo-cartoon"}
     assert {cell.images for cell in other} == {2344}

@@ -8,11 +8,11 @@
 | layers | a part of the network left without noise | PACS, CIFAR-10-C |
 | schemes | what may change | PACS, CIFAR-100-C |
 | samples | draws in training, and in test | PACS, CIFAR-10-C |
-| beta | weight of the pseudo-labels | PACS |
+| beta | weight of the pseudo-labels | PACS, cartoon to art |
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from undrift.bench.cell import Row
@@ -24,6 +24,9 @@ PLACES: tuple[Where, ...] = ("pacs", "cifar10-c", "cifar100-c")
 
 # Of the six main tasks the one where noise changes most, and the smallest.
 TASK = "sketch-photo"
+# There two classes' pseudo-labels tip, all or none of them (benchmarks/look_why.py), and a curve over their weight
+# would show when. So it runs on a task that was chosen before any of its rows was known.
+STEADY = "cartoon-art_painting"
 
 SCALES = (0.001, 0.01, 0.1, 1.0)
 BETAS = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -49,7 +52,8 @@ class Trial:
         curve: the line of the figure it is a point of; "" in a dot chart.
         value: where on that line; the dot's name in a dot chart.
         row: the method and what is changed of it.
-        task: of PACS, where it is not the one that was asked for.
+        task: of PACS, whatever was asked for.
+        usual: the task where none was asked for.
         look: whether σ, A-distances and the number of draws in test are looked into as well.
     """
 
@@ -58,6 +62,7 @@ class Trial:
     value: str
     row: Row
     task: str = ""
+    usual: str = TASK
     look: bool = False
 
 
@@ -81,7 +86,7 @@ class Part:
 
 def parts(tiny: bool = False) -> dict[str, Part]:
     """Return all analyses by name, in the order of the page; `tiny` leaves out what a tiny network does not have."""
-    found = (_sigma(tiny), _prior(), _sharing(), _layers(tiny), _schemes(), _samples(), _beta())
+    found = (_sigma(tiny), _prior(), _sharing(), _layers(tiny), _schemes(), _samples(), _beta(tiny))
     return {part.name: part for part in found}
 
 
@@ -195,11 +200,12 @@ def _samples() -> Part:
     return Part("samples", "lines", "How many draws are enough?", tuple(trials), note, "draws (0: the mean network)")
 
 
-def _beta() -> Part:
+def _beta(tiny: bool) -> Part:
     trials = [_vmp("pacs", "VMP + SHOT", beta, beta=beta) for beta in BETAS]
     for beta in BETAS:
         row = Row(slug(f"SHOT {beta}"), "shot", {"beta": beta}, "B")
         trials.append(Trial("pacs", "SHOT", str(beta), row))
+    trials = trials if tiny else [replace(trial, usual=STEADY) for trial in trials]
     note = (
         "The paper searched β in [0.1, 2] and took 0.3, which is SHOT's own value; it does not say how it searched "
         "without labels."

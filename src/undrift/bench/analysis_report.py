@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from undrift.bench import analysis_figures, analysis_sigma
-from undrift.bench.analysis_parts import DRAWS_IN_TEST, Part, Where
+from undrift.bench.analysis_parts import DRAWS_IN_TEST, TASK, Part, Where
 from undrift.bench.analysis_run import Planned
 from undrift.bench.analysis_scores import Score
 from undrift.bench.run import about
@@ -67,7 +67,8 @@ def _parts(planned: Sequence[Planned]) -> list[Part]:
 
 def _line(planned: Planned, store: Store) -> list[str]:
     trial, record = planned.trial, store.finished(planned.cell)
-    where = TITLES[trial.where] + (f" {trial.task}" if trial.task else "")
+    task = planned.cell.setting.split()[-1] if trial.where == "pacs" and (trial.task or trial.usual != TASK) else ""
+    where = f"{TITLES[trial.where]} {task}".rstrip()
     if record is None:
         state = FAILED if store.state(planned.cell) == "failed" else NOT_RUN
         return [where, trial.curve, trial.value, state, *[""] * (len(HEADER) - 4)]

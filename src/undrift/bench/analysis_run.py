@@ -10,7 +10,7 @@ import undrift
 from undrift import methods, shift
 from undrift._progress import Bar
 from undrift.bench import online_c10, online_c100
-from undrift.bench.analysis_parts import DRAWS_IN_TEST, TASK, Part, Trial, Where
+from undrift.bench.analysis_parts import DRAWS_IN_TEST, Part, Trial, Where
 from undrift.bench.cell import Cell, Row
 from undrift.bench.networks import RESNEXT29, WRN40_2
 from undrift.bench.offline import Offline
@@ -99,8 +99,8 @@ class Analysing:
 
 
 def task_of(trial: Trial, request: Request) -> str:
-    """Return the task of a trial on PACS: its own, or `--set task=…`, or `TASK`."""
-    return trial.task or request.extra.get("task", TASK)
+    """Return the task of a trial on PACS: its own, or `--set task=…`, or its usual one."""
+    return trial.task or request.extra.get("task", trial.usual)
 
 
 def same_run(one: Row, other: Row) -> bool:
