@@ -24,7 +24,8 @@ NOTES = {
     "search on development images takes the same (benchmarks/rates.py).",
     "bbb": "its rate is VMP's, as no author gives one for adaptation, and the paper compares the two.",
     "ttt": "its authors start every corruption from the source; here, as every row, it is never reset between them. It "
-    "runs with a head that was trained with the source network, and with nothing else: `--set head=FILE`.",
+    "runs with a head and the network that was trained together with it, not the other rows' source network, and with "
+    "nothing else: `--weights NETWORK=FILE --set head=FILE`.",
     "bacs": "its authors average several networks; this is one. It runs with a posterior that was collected at source "
     "training, and with nothing else: `--set posterior=FILE`. No author gives a rate for its entropy; at PETAL's 1e-3, "
     "which goes with another loss, it had 90 % error on CIFAR-10-C. Its 1e-4 is what the search on development images "
