@@ -251,4 +251,5 @@ def test_channels_that_are_read_one_by_one_are_filtered_apart_where_they_are_man
     windows = folded.Windows(((3, 3), (1, 1), (1, 1)), 32, 32, 32, 32)
     for images, channels, one in ((64, 40, False), (64, 96, True), (1, 40, True)):
         shape = tiles.Shape(images * 1024, 1024, channels, True)
-        assert (folded.adding(shape, windows, 0, -1) is not None) is one
+        device = 0 if torch.cuda.is_available() else -1
+        assert (folded.adding(shape, windows, 0, device) is not None) is one

@@ -125,10 +125,11 @@ def test_a_trial_is_not_seen_by_fake_tensors(pretend: Callable[..., Kernel]) -> 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # it says that it is a prototype
 def test_the_real_kernel_runs_where_waiting_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_refusals", {})
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         assert trial.refusal(torch.cuda.current_device()) == ""
         assert torch.cuda.get_sync_debug_mode() == 2
     finally:
