@@ -6,8 +6,8 @@ Claims, one H200, seed 0, wall time from the first byte read to the written file
 The test images choose nothing: the best epoch is picked on images held out of the training set. The photo figure is on
 the images that picked the epoch, as SHOT's protocol has it.
 
-`--only rotation` trains what TTT starts from, a WRN-40-2 with a rotation head: to be at least 90 % in at most 600 s, and
-not run whole yet. Six of its fifteen epochs, beside other work: 87.2 % in 253 s (results/train-rotation.json).
+`--only rotation` trains what TTT starts from, a WRN-40-2 with a rotation head: its bar is 90 % in at most 600 s, and it
+is not run whole yet. With six epochs for fifteen, beside other work: 87.2 % in 253 s (results/train-rotation.json).
 
 Predicted before the first run:
     WRN-28-10: 31.5 GFLOP an image and step, 47,500 images an epoch. A prototype's step of all weights took 19 ms
