@@ -10,10 +10,10 @@ from torch import Tensor
 
 from undrift.prediction import Prediction, entropy_of
 
-# The part of a batch that gets a third draw. 2.4 draws an image at 1.07 noise-free passes each (ten draws folded,
-# WRN-28-10, batch 200, one H200) are 2.6 passes, and what follows them some tenths, where 3 is the bar. It goes to
-# images evenly, in the same pass: a pass for those that two draws disagree on serves little better, and costs a GPU all
-# its launches again.
+# The part of a batch that gets a third draw. 2.4 draws an image at 1.02 noise-free passes each (ten draws folded,
+# WRN-28-10, batch 200, one H200) are 2.4 passes, and what follows them 0.4, where 3 is the bar. It goes to images
+# evenly, in the same pass: a pass for those that two draws disagree on serves little better, and costs a GPU all its
+# launches again.
 THIRD = 0.4
 HOTTEST = 16.0
 _GRID = 17
@@ -64,8 +64,8 @@ def log_probs(logits: Tensor) -> Tensor:
 def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return each image's mean log-probabilities over its draws, and the mean entropy of these.
 
-    Of so few draws their mean comes nearer to many than the logarithm of their mean probability, or a half of each
-    (benchmarks/predict_choice.py).
+    On average over the development corruptions it comes nearer to many draws than the logarithm of the mean
+    probability; a half of each differs little (benchmarks/predict_choice.py).
     """
     logs = torch.stack(list(draws), dim=2)
     return logs.mean(2), entropy_of(logs.exp()).mean(1)
