@@ -50,3 +50,5 @@ def test_the_package_is_a_program() -> None:
     command = [sys.executable, "-m", "undrift", "methods", "--help"]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "Usage: undrift methods" in result.stdout
+    wrong = subprocess.run([sys.executable, "-m", "undrift", "inspect", "nothing.safetensors"], capture_output=True)
+    assert wrong.returncode == 1
