@@ -1,6 +1,7 @@
 """Predictions: the average of draws, how far they disagree, and nothing of the network's changed by it."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -232,13 +233,13 @@ def test_the_temperature_is_found_without_labels() -> None:
     assert t == pytest.approx(2 / math.log(3), rel=1e-4)
     assert torch.equal(model.key.step, step)
     with pytest.warns(undrift.UndriftWarning, match="100%"):
-        assert temperature(net, [x[:2], x[2:]], augment=lambda v: v) == pytest.approx(0.05)
+        assert temperature(model, [x[:2], x[2:]], augment=lambda v: v) == pytest.approx(0.05)
     with pytest.warns(undrift.UndriftWarning, match="nearest"):
         assert temperature(model, images(4, 1).mean(1, keepdim=True)[:, :, :1, :2]) > 0
     with pytest.raises(undrift.DataError, match="augment="):
-        temperature(net, x)
+        temperature(model, x)
     with pytest.raises(undrift.DataError, match=r"no finite image.*a few hundred are needed.*Check the loader"):
-        temperature(net, x + float("nan"), augment=lambda v: v)
+        temperature(model, x + float("nan"), augment=lambda v: v)
 
 
 def test_the_default_augmentation_by_hand() -> None:
@@ -259,3 +260,34 @@ def test_each_pass_of_a_temperature_has_noise_of_its_own() -> None:
     temperature(model, [images(6), images(6, seed=1)], augment=lambda x: x)
     assert steps == [before + 1, before + 2, before + 3, before + 4]
     assert int(model.key.step) == before
+
+
+@pytest.mark.parametrize("wrap", [lambda m: torch.compile(m, backend="eager"), nn.DataParallel])
+def test_a_compiled_or_parallel_network_has_its_draws(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    x = torch.rand(6, 3, 8, 8)
+    model = undrift.perturb(convnet(), init_fraction=0.3)
+    wanted = predict(model, x, 5, generator=0)
+    assert float(wanted.mutual_info.max()) > 0
+    assert torch.equal(predict(wrap(model), x, 5, generator=0).probs, wanted.probs)
+    labelled = [(x, torch.zeros(6, dtype=torch.long))]
+    reports = [undrift.evaluate(m, labelled, samples=5, generator=0) for m in (model, wrap(model))]
+    assert reports[0].results[0].scores == reports[1].results[0].scores
+    assert reports[1].about["samples"] == 5
+    with pytest.warns(undrift.UndriftWarning, match="nearest"):  # an untrained network always says the same
+        assert temperature(wrap(model), x) == temperature(model, x)
+
+
+def test_the_network_inside_and_what_holds_a_perturbed_one_are_refused() -> None:
+    x, net = torch.rand(4, 3, 8, 8), convnet()
+    model = undrift.perturb(net)
+    for given in (net, nn.Sequential(model), torch.compile(net, backend="eager")):
+        with pytest.raises(undrift.UndriftError, match=r"what undrift\.perturb returned"):
+            predict(given, x)
+        with pytest.raises(undrift.UndriftError, match=r"model\.off"):
+            undrift.evaluate(given, [(x, torch.zeros(4, dtype=torch.long))])
+        with pytest.raises(undrift.UndriftError, match=r"model\.off"):
+            undrift.temperature(given, x)
+    with model.off() as plain:
+        source = predict(plain, x)
+    model.remove()
+    assert torch.equal(predict(net, x).probs, source.probs)

@@ -13,7 +13,7 @@ from undrift._packing import written_by
 from undrift.data import FileDomain, TensorDomain
 from undrift.metrics import Tally
 from undrift.perturb import Perturbed
-from undrift.predict import Mode, predict
+from undrift.predict import Mode, predict, unwrapped
 from undrift.prediction import Prediction
 from undrift.report import Report, Result, Role
 
@@ -51,7 +51,7 @@ def evaluate(
         >>> report.results[0].scores.count
         8
     """
-    named = data if isinstance(data, Mapping) else {"target": data}
+    model, named = unwrapped(model), data if isinstance(data, Mapping) else {"target": data}
     domains = {n: d.batches(100) if isinstance(d, FileDomain | TensorDomain) else d for n, d in named.items()}
     ask = _ask(model, samples, temperature, generator, mode)
     results = tuple(_result(name, ask, loader) for name, loader in domains.items())
@@ -84,6 +84,7 @@ def evaluate_generalized(
         source: labelled images of the source that the source network was not trained on.
         task: what to call it, such as "photo → sketch".
     """
+    model = unwrapped(model)
     ask = _ask(model, samples, temperature, generator, mode)
     results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task))
     return Report("generalized", results, _about(model, samples, temperature, mode))
@@ -116,7 +117,7 @@ def evaluate_continual(
         temperature: divides the logits on the source images.
         generator: makes the draws on the source images reproducible.
     """
-    results: list[Result] = []
+    model, results = unwrapped(model), list[Result]()
     ask = _ask(model, samples, temperature, generator, mode)
     if source is not None:
         results.append(_before(model, source, temperature))

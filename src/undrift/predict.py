@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from undrift._adapted import keeping_noise, keeping_step
+from undrift._attached import attached_to
 from undrift._batches import images_of, to_device
 from undrift._draws import draw, limit_of
-from undrift._errors import DataError, OptionError, OutputError
+from undrift._errors import DataError, OptionError, OutputError, UndriftError
 from undrift._few import THIRD, Few, answer, evenly, log_probs
 from undrift._outputs import logits as logits_of
 from undrift._statistics import warn_of_mean
@@ -21,6 +22,7 @@ from undrift.perturb import Perturbed
 from undrift.prediction import Prediction, entropy_of
 
 Mode = Literal["full", "fast"]
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 # Most rows (images × draws) at which "fast" makes all draws, in one pass. On an H200 a noisy pass of a WRN-28-10 takes
 # 7.3 ms for 8 rows, 6.7 for 80 and 8.3 for 200: it waits for launches.
 SMALL = 256
@@ -52,7 +54,8 @@ def predict(
     draws, gets all its draws, as in the mode "full": that is one pass, too, and hardly slower.
 
     Args:
-        model: a perturbed network, or any other, which gives one deterministic answer.
+        model: a perturbed network (one that is compiled or wrapped for several GPUs is asked as it was before), or any
+            other, which gives one deterministic answer.
         images: a tensor, an `undrift.data` domain, or an iterable of batches (a loader; labels are not looked at).
         samples: draws to average, or to stand for; 0 is the mean network, which does not fit norm statistics that noisy
             steps moved (a warning says so, once a model). Default: the option `test_samples`.
@@ -70,6 +73,7 @@ def predict(
         >>> p.probs.shape, bool((p.mutual_info >= 0).all())
         (torch.Size([5, 3]), True)
     """
+    model = unwrapped(model)
     samples = _checked_samples(model, samples)
     if not 0 < temperature < float("inf"):
         raise OptionError(f"temperature={temperature!r} is not a number above 0. 1 leaves the logits as they are.")
@@ -131,6 +135,24 @@ def average_sound(
         ]
     probs, entropy = (sum(parts[1:], parts[0]) / draws for parts in zip(*sums, strict=True))
     return Prediction.of(probs, entropy, sound)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network whose draws a caller asks for: the perturbed one inside a compiled or parallel one.
+
+    Taken for a plain network either would answer with one noisy draw, and the one inside would move its statistics.
+    """
+    inner: Any = model
+    while not isinstance(inner, Perturbed) and (hasattr(inner, "_orig_mod") or isinstance(inner, _WRAPPERS)):
+        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    if isinstance(inner, Perturbed):
+        return inner
+    if isinstance(model, nn.Module) and any(attached.key.enabled for attached in attached_to(model)):
+        raise UndriftError(
+            f"this {type(model).__name__} holds a perturbed network, or is the one inside; needed: what "
+            "undrift.perturb returned. Give that; for the source's own answers: with model.off() as net."
+        )
+    return model
 
 
 def _at(logits: Tensor, temperature: float) -> Tensor:

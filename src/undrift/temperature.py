@@ -14,7 +14,7 @@ from undrift._adapted import one_pass
 from undrift._errors import DataError, UndriftWarning
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
-from undrift.predict import forward, sound_batches
+from undrift.predict import forward, sound_batches, unwrapped
 
 LEAST, MOST = 0.05, 20.0
 
@@ -44,7 +44,7 @@ def temperature(
         >>> 0.05 <= temperature(net, torch.rand(8, 3, 4, 4)) <= 20
         True
     """
-    change = augment or mirror_and_move
+    model, change = unwrapped(model), augment or mirror_and_move
     logits, agreements = [], []
     with evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
         for images in sound_batches(model, batches):

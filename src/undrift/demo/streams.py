@@ -74,7 +74,7 @@ class StreamRow:
                 if self.adapts:
                     predictions: Iterator[Prediction] = stream(model, images, entropy, answer=self.answer)
                 else:
-                    predictions = (predict(model.net, batch) for batch in images)
+                    predictions = (predict(model, batch, samples=0) for batch in images)
                 for prediction in predictions:
                     answers.append(prediction.label)
                     yield prediction
