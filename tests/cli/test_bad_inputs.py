@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import undrift
+from undrift.cli._wording import ON_THE_SHELL
+
 from .conftest import MODEL, Run, leftovers
 
 PREDICT = ("predict", "target", *MODEL)
@@ -169,6 +172,47 @@ def test_nothing_is_overwritten_without_force(run: Run, adapted: Path) -> None:
     found = run("export", *MODEL, "--domain", adapted, "--out", "source.safetensors", "--force")
     assert (found.code, "is one of the inputs" in found.err) == (2, True)
     assert Path("source.safetensors").read_bytes() == source
+
+
+def test_a_checkpoint_has_a_file_of_its_own(run: Run) -> None:
+    words = ("adapt", "target", *MODEL, "--out", "c.safetensors", "--plot", "--force", "--checkpoint")
+    for name, what in (
+        ("c.safetensors", "named for two outputs"),
+        ("c.history.json", "named for two outputs"),
+        ("c.history.png", "named for two outputs"),
+        ("source.safetensors", "one of the inputs"),
+    ):
+        source = Path("source.safetensors").read_bytes()
+        found = run(*words, name)
+        assert (found.code, f"{name} is {what}" in found.err) == (2, True), found.err
+        assert not Path("c.safetensors").exists()
+        assert Path("source.safetensors").read_bytes() == source
+
+
+def test_advice_is_for_the_shell(run: Run, adapted: Path) -> None:
+    domain = ("--domain", adapted)
+    for words, advice in (
+        (
+            ("export", *MODEL, *domain, "--out", "n.safetensors"),
+            "Give images of the domain: `undrift export … --images",
+        ),
+        ((*PREDICT, *domain, "--samples", "0"), "Ask for --samples 1 or more, or `undrift export … --images FOLDER`"),
+        (("adapt", "target", *MODEL, "--out", "c.safetensors", "--keep", "foo"), "--keep 'foo' is not one of last, b"),
+        (("adapt", "target", *MODEL, "--out", "c.safetensors", "--init-fraction", "-1"), "`--help` lists every option"),
+        (("train", "source", "--out", "s.safetensors", "--epochs", "-1"), "`--help` lists every option"),
+    ):
+        found = run(*words)
+        assert advice in found.err, found.err
+        assert not any(python in found.err for python in ("help(undrift", "images=…")), found.err
+    assert run("adapt", "nowhere", "--out", "c.safetensors", "--keep", "foo").code == 2  # before anything is opened
+    found = run(*PREDICT, *domain, "--samples", "0", "--batch-size", "7", "--json")
+    assert len(found.json["warnings"]) == 1  # once, in the same words
+
+
+def test_the_library_still_says_what_is_reworded() -> None:
+    root = Path(undrift.__file__).parent
+    text = "".join(path.read_text() for path in root.rglob("*.py") if path.parent.name != "cli")
+    assert [words for words in ON_THE_SHELL if words not in text] == []
 
 
 def test_a_full_disk_loses_nothing(run: Run, work: Path, adapted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import undrift
 from support import same
+from undrift.models import load_model
 from undrift.options import Options
 
 from .conftest import MODEL, NAMES, Run, leftovers, pictures
@@ -80,6 +81,30 @@ def test_answers_are_reproducible_and_may_abstain(run: Run, adapted: Path) -> No
     assert found["answers"][0]["path"] == "target.npy[0]"
     cool = run(*words, "--temperature", "auto", "--samples", "2").json
     assert cool["temperature"] > 0
+
+
+def test_fast_answers_have_one_temperature_for_all_images(run: Run, adapted: Path) -> None:
+    words = ("predict", "target.npy", *MODEL, "--domain", adapted, "--batch-size", "10", "--json", "--mode", "fast")
+    found = run(*words, "--samples", "6").json
+    net = load_model("tiny_of_tests:make", "source.safetensors", {}).network
+    model = undrift.load(net, adapted, generator=torch.Generator().manual_seed(0))
+    batches = undrift.data.images("target.npy").prepared(undrift.data.Preprocess()).named_batches(10)
+    wanted = undrift.predict(model, batches, 6, generator=torch.Generator().manual_seed(0), mode="fast")
+    assert [row["probability"] for row in found["answers"]] == wanted.probs.amax(1).tolist()
+    assert [row["path"] for row in found["answers"]] == [f"target.npy[{i}]" for i in range(30)]
+    assert found["answered"] == 30
+
+
+def test_a_temperature_that_cannot_be_chosen_is_one(run: Run, adapted: Path) -> None:
+    words = ("predict", "target", *MODEL, "--domain", adapted, "--json")  # mirrored, all images have the same answer
+    found, plain = run(*words, "--temperature", "auto"), run(*words)
+    assert (found.code, found.json["temperature"]) == (0, 1.0)
+    assert found.json["answers"] == plain.json["answers"]
+    (warning,) = found.json["warnings"]
+    assert all(fact in warning for fact in ("no temperature between", "needed: ", "Temperature 1 is used"))
+    assert "chosen by" not in found.err
+    words = ("evaluate", "--target", "target", *MODEL, "--domain", str(adapted), "--temperature", "auto", "--json")
+    assert "Temperature 1 is used" in run(*words).json["warnings"][0]
 
 
 def test_images_as_people_have_them(run: Run, work: Path) -> None:

@@ -191,7 +191,8 @@ def test_methods_with_parts_of_their_own_run_from_the_shell(
     [
         (("--method", "tend"), "did you mean 'tent'?"),
         (("--method", "tent:moon"), "tent has no variant 'moon'"),
-        (("--method", "shot"), "shot does not run in undrift.stream"),
+        (("--method", "shot"), "shot does not run in `undrift stream`"),
+        (("--method", "shot"), "`undrift adapt … --method shot`"),
         (("--method", "tent", "--likelihood", "entropy"), "--likelihood entropy was given beside --method tent"),
         (("--method", "vmp", "--preset", "released"), "--method vmp:released"),
         (("--method", "tent", "--beta", "0.3"), "--beta does not belong to tent"),

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.metadata
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # a process of our own, not a caller's
         keep_freed()
+        _print_anything()
     try:
         outcome = make_app(given)(given, prog_name="undrift", standalone_mode=False)
     except KeyboardInterrupt:  # before a command has begun, or after it ended
@@ -48,6 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _usage(error, given)
     return outcome if isinstance(outcome, int) else OK
+
+
+def _print_anything() -> None:
+    """Let "?" stand for what the terminal's encoding does not have: no command may fail because of an arrow."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def make_app(given: Sequence[str]) -> typer.Typer:

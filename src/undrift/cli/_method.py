@@ -92,7 +92,12 @@ def choose(
             )
         asked = make_likelihood(dict(likelihood), usual="entropy" if loop == "stream" else "shot")
         return Chosen(None, {}, Parts(resolve(preset, options), asked))
-    recipe = methods.get(method, loop)
+    recipe = methods.get(method)
+    if loop not in recipe.loops:
+        raise OptionError(
+            f"{method} does not run in `undrift {loop}`; it needs another loop. Give it to that: "
+            f"`undrift {recipe.loops[0]} … --method {method}`."
+        )
     if "likelihood" in likelihood or preset != "paper":
         other = f"--likelihood {likelihood['likelihood']}" if "likelihood" in likelihood else f"--preset {preset}"
         raise OptionError(

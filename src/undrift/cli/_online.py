@@ -28,6 +28,7 @@ def open_both(
     force: bool,
     inputs: Iterable[Path] = (),
     domain: Path | None = None,
+    going_on: Path | None = None,
 ) -> "tuple[Opened, Domain]":
     """Return the source network and the images, which it has seen to fit; what is to be written can be written.
 
@@ -35,9 +36,10 @@ def open_both(
         outputs: files to be written; none may replace the network, the images or another input.
         inputs: what else is read.
         domain: the domain file to start from, if there is one.
+        going_on: a file to be written that may be there already, to go on from.
     """
     weights = model.get("weights")
-    claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images), *inputs))
+    claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images), *inputs), going_on)
     opened = open_source(session, model, domain)
     pictures = open_images(images, root, opened.preprocess)
     try_out(opened, pictures)

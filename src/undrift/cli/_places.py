@@ -13,13 +13,21 @@ from undrift._errors import DataError, OptionError
 Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
 
 
-def claim(outputs: Iterable[Path | None], force: bool, inputs: Iterable[Path | None] = ()) -> None:
+def claim(
+    outputs: Iterable[Path | None],
+    force: bool,
+    inputs: Iterable[Path | None] = (),
+    going_on: Path | None = None,
+) -> None:
     """Raise unless every output can be written: to a folder that is there, over nothing (or with --force), and not over
     an input or another output.
+
+    Args:
+        going_on: one more output, which may be there already: a run goes on from it.
     """  # noqa: D205
     sources = {Path(os.path.realpath(path)) for path in inputs if path is not None}
     taken: set[Path] = set()
-    for path in outputs:
+    for path in (going_on, *outputs):
         if path is None:
             continue
         place = check(path)
@@ -27,7 +35,7 @@ def claim(outputs: Iterable[Path | None], force: bool, inputs: Iterable[Path | N
             what = "one of the inputs" if place in sources else "named for two outputs"
             raise OptionError(f"{path} is {what}; needed: a file of its own to write to. Choose another name.")
         taken.add(place)
-        if place.exists() and not force:
+        if place.exists() and not force and path is not going_on:
             raise DataError(
                 f"{path} is there already; needed: a new name, so that nothing is lost. Choose another name, or "
                 "replace it with --force."

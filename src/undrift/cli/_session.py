@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -24,8 +24,15 @@ from rich.text import Text
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.cli._app import ERROR, INTERRUPTED, OK, USAGE
 from undrift.cli._flags import parameters_of, signed
+from undrift.cli._wording import in_shell
 
 Run = Callable[..., Mapping[str, Any] | None]
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise it, as rich before 13.8 does; later ones end the process, and close stdout where stderr was meant."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Session:
@@ -36,23 +43,25 @@ class Session:
         quiet: draw no progress bar.
         warnings: what was said loudly so far.
         kept: what Ctrl-C would leave behind, in words; commands change it as they go.
+        unread: whether somebody stopped reading what is printed; the command goes on, as files may be left to write.
     """
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json, self.quiet = as_json, quiet
         self.warnings: list[str] = []
         self.kept = "Nothing was written."
+        self.unread = False
         # Made now, as tests and pipes put other files in the place of stdout.
-        self._people = Console(stderr=as_json, highlight=False, soft_wrap=True)
-        self._aside = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._people = _Console(stderr=as_json, highlight=False, soft_wrap=True)
+        self._aside = _Console(stderr=True, highlight=False, soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
         """Print a result for people."""
-        self._people.print(Text(text, style=style))
+        self._print(self._people, text, style)
 
     def note(self, text: str, style: str = "") -> None:
         """Print something beside the result: to stderr, always."""
-        self._aside.print(Text(text, style=style))
+        self._print(self._aside, text, style)
 
     def warn(self, text: str) -> None:
         """Say something loudly, and remember it for the JSON object."""
@@ -68,15 +77,36 @@ class Session:
     def finish(self, result: Mapping[str, Any] | None) -> None:
         """Print the JSON object, if one was asked for."""
         if self.as_json:
-            print(
-                json.dumps(_plain({**(result or {}), "warnings": self.warnings}), ensure_ascii=False, allow_nan=False)
-            )
+            self._print_json(_plain({**(result or {}), "warnings": self.warnings}))
 
     def fail(self, kind: str, message: str) -> None:
         """Print an error: three facts for people, and the same as JSON."""
+        message = in_shell(message)
         self.note(f"{kind}: {message}", "bold red" if kind != "stopped" else "bold")
         if self.as_json:
-            print(json.dumps({"error": kind, "message": message, "warnings": self.warnings}, ensure_ascii=False))
+            self._print_json({"error": kind, "message": message, "warnings": self.warnings})
+
+    def _print(self, console: Console, text: str, style: str) -> None:
+        try:
+            console.print(Text(text, style=style))
+        except BrokenPipeError:
+            self._no_reader(console.file)
+
+    def _print_json(self, values: Any) -> None:
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        try:
+            text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        except UnicodeEncodeError:  # a path with "?" in it would be another path
+            text = json.dumps(values, allow_nan=False)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            self._no_reader(sys.stdout)
+
+    def _no_reader(self, stream: IO[str]) -> None:
+        """Take note that nobody reads a stream any more, and send what is still printed there nowhere."""
+        self.unread = True
+        _silence(stream)
 
     @contextmanager
     def hearing_warnings(self) -> Iterator[None]:
@@ -87,8 +117,8 @@ class Session:
             def show(message: Warning | str, category: type[Warning], *rest: Any) -> None:
                 if not issubclass(category, UndriftWarning):
                     shown(message, category, *rest)
-                elif str(message) not in self.warnings:
-                    self.warn(str(message))
+                elif (text := in_shell(str(message))) not in self.warnings:
+                    self.warn(text)
 
             warnings.simplefilter("always", UndriftWarning)
             # PyTorch's, of a pickle that it is about to refuse: our three facts follow.
@@ -106,7 +136,7 @@ def command(run: Run) -> Callable[..., int]:
         with session.hearing_warnings():
             try:
                 session.finish(run(session=session, **given))
-                return OK
+                return ERROR if session.unread else OK
             except (KeyboardInterrupt, Exception) as error:
                 return _end(session, error)
 
@@ -134,8 +164,7 @@ def _end(session: Session, error: BaseException) -> int:
         session.fail(type(error).__name__, str(error))
         return ERROR
     if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) == errno.EPIPE:
-        # Whoever read our output has had enough; Python would complain once more while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)  # whoever read our output has had enough
         return ERROR
     if isinstance(error, OSError):
         session.fail("DataError", str(_of_system(error)))
@@ -144,6 +173,11 @@ def _end(session: Session, error: BaseException) -> int:
         session.fail("OutOfMemory", f"{_first_line(error)}; the batch did not fit. Lower --batch-size. {session.kept}")
         return ERROR
     raise error
+
+
+def _silence(stream: IO[str]) -> None:
+    """Send a stream nowhere; else Python would complain of the broken pipe once more while it shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _of_system(error: OSError) -> DataError:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from undrift._errors import OptionError
 from undrift.cli._flags import takes
 from undrift.cli._images import Root, hold_if_small, skipped_of
 from undrift.cli._likelihood import LikelihoodFlags
@@ -59,10 +60,11 @@ def run(
     from undrift.adapt import adapt
     from undrift.file import save
 
+    which = _keep(keep)
     chosen = choose("adapt", method, settings, preset, options, likelihood, seed)
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
     outputs = (out, history_path, plot_path)
-    opened, domain = open_both(session, model, images, root, outputs, force, chosen.files())
+    opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=checkpoint)
     parts = chosen.parts(root, opened.preprocess)
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
@@ -73,21 +75,20 @@ def run(
         parts.likelihood,
         epochs if chosen.recipe is None or epochs else chosen.recipe.epochs,
         batch_size=batch_size if chosen.recipe is None or batch_size else chosen.recipe.batch_size,
-        keep=_keep(keep),
+        keep=which,
         checkpoint=checkpoint,
         keepers=parts.keepers,
         generator=torch.Generator().manual_seed(seed),
         progress=False if session.quiet else None,
     )
-    session.say(str(history))
+    # All files before the first line: whatever becomes of what is printed, the result is there.
     save(perturbed, out, source=opened.source.name)
     session.kept = f"{out} was written whole."
-    wrote = [session.wrote(out)]
     history.save(history_path)
-    wrote.append(session.wrote(history_path))
     if plot_path is not None:
         history.plot(plot_path)
-        wrote.append(session.wrote(plot_path))
+    session.say(str(history))
+    wrote = [session.wrote(path) for path in outputs if path is not None]
     skipped = skipped_of(domain, held)
     return {
         "domain_file": str(out),
@@ -103,7 +104,11 @@ def run(
 
 
 def _keep(text: str) -> Literal["last", "best"]:
-    return text  # type: ignore[return-value]  # adapt says what is wrong with it
+    if text not in ("last", "best"):
+        raise OptionError(
+            f"--keep {text!r} is not one of last, best; needed: which epoch to keep. Leave it out for the last one."
+        )
+    return text  # type: ignore[return-value]
 
 
 def _kept(checkpoint: Path | None) -> str:

@@ -51,7 +51,9 @@ def run(
     plot: Annotated[Path | None, typer.Option(help="The report as a picture.", metavar="FILE.png")] = None,
     preset: Annotated[str, typer.Option(help="Options to start from (continual): paper or released.")] = "paper",
     samples: Samples = None,
-    mode: Annotated[str, typer.Option(help="full: all draws; fast: two or three in their place.")] = "full",
+    mode: Annotated[
+        str, typer.Option(help="full: all draws; fast: two or three in their place, a batch a call.")
+    ] = "full",
     temperature: Temperature = "1",
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
@@ -116,13 +118,14 @@ def run(
             )
         else:
             report = evaluate(network, loaders, samples=samples, temperature=heat, generator=seed, mode=how)
-    session.say(str(report))
-    wrote = []
-    for path, write in ((out, report.save), (plot, report.plot)):
+    written: list[Path] = []
+    for path, write in ((out, report.save), (plot, report.plot)):  # before the first line, as in adapt
         if path is not None:
             write(path)
-            wrote.append(session.wrote(path))
-            session.kept = f"{', '.join(wrote)} written whole."
+            written.append(path)
+            session.kept = f"{', '.join(map(str, written))} written whole."
+    session.say(str(report))
+    wrote = [session.wrote(path) for path in written]
     return {**report.to_dict(), "wrote": wrote, "skipped": skipped_of(*every)}
 
 

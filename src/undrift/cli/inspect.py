@@ -43,6 +43,8 @@ def run(
         facts = {**dataclasses.asdict(header), "preprocess": header.preprocess.to_dict()}
         session.say("\n".join(f"{name:<12} {value}" for name, value in facts.items()))
         return {"kind": "source model", **facts}
+    if plot is not None:
+        plots.sigma(found, plot)  # before the first line, as in adapt
     session.say(str(found))
     result: dict[str, Any] = {
         "kind": "domain file",
@@ -57,6 +59,5 @@ def run(
         "layers": [dataclasses.asdict(row) for row in found.sigmas],
     }
     if plot is not None:
-        plots.sigma(found, plot)
         result["wrote"] = [session.wrote(plot)]
     return result

@@ -1,12 +1,14 @@
 """`undrift predict`: images in, answers out, each with how sure it is."""
 
 import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undrift._errors import OptionError
+from undrift._errors import OptionError, UndriftWarning
 from undrift.cli._answers import (
     COLUMNS,
     InMemory,
@@ -24,8 +26,10 @@ from undrift.cli._places import Force, claim
 from undrift.cli._session import Session, command
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
+    from undrift._progress import Bar
     from undrift.data import Domain
 
 Samples = Annotated[
@@ -51,7 +55,9 @@ def run(
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
     samples: Samples = None,
-    mode: Annotated[str, typer.Option(help="full: all draws; fast: two or three in their place.")] = "full",
+    mode: Annotated[
+        str, typer.Option(help="full: all draws; fast: two or three, made as unsure as all over all images.")
+    ] = "full",
     temperature: Temperature = "1",
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
     batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
@@ -83,11 +89,12 @@ def run(
     counts = {"answered": 0, "abstained": 0, "unanswered": 0}
     batches = pictures.named_batches(batch_size)
     with table_in(out) as table, Bar("predict", len(batches), False if session.quiet else None) as bar:
-        for batch, names in batches:
-            images_there = batch.to(opened.device)
+        # The mode fast has one temperature a call: all images are one. The others are written batch by batch.
+        for call in [batches] if mode == "fast" else ([batch] for batch in batches):
+            names: list[str] = []
             prediction = predict(
                 network,
-                images_there,
+                _noting(call, names, opened.device, bar),
                 samples,
                 generator=generator,
                 temperature=heat,
@@ -103,12 +110,11 @@ def run(
             unknown = int((prediction.label < 0).sum())
             for key, count in zip(counts, (len(rows) - unsure - unknown, unsure, unknown), strict=True):
                 counts[key] += count
-            bar.advance()
     skipped = skipped_of(pictures)
     result = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
     if isinstance(table, InMemory):
         if not session.as_json:
-            print(csv_lines([COLUMNS, *table.rows]).decode(), end="")
+            print(csv_lines([COLUMNS, *table.rows]).decode(), end="", flush=True)
         return {**result, "answers": as_dicts(table.rows)}
     assert out is not None
     session.kept = f"{out} was written whole."
@@ -116,12 +122,33 @@ def run(
     return {**result, "wrote": [session.wrote(out)]}
 
 
+def _noting(
+    batches: "Iterable[tuple[torch.Tensor, Sequence[str]]]", names: list[str], device: "torch.device", bar: "Bar"
+) -> "Iterator[torch.Tensor]":
+    """Yield images on their device, and note what they are called."""
+    for batch, called in batches:
+        names += called
+        yield batch.to(device)
+        bar.advance()
+
+
 def read_temperature(session: Session, text: str, network: "nn.Module", images: "Domain", few: int = 8) -> float:
-    """Return the number that is given, or the one chosen from the first few batches without labels."""
+    """Return the number that is given, or the one chosen from the first few batches without labels; else 1."""
     if text == "auto":
         from undrift.temperature import temperature
 
-        chosen = temperature(network, [batch for batch, _ in itertools.islice(images.named_batches(64), few)])
+        first = [batch for batch, _ in itertools.islice(images.named_batches(64), few)]
+        with warnings.catch_warnings():  # raised, not printed: its advice is not to use what was found
+            warnings.filterwarnings("error", "no temperature between", UndriftWarning)
+            try:
+                chosen = temperature(network, first)
+            except UndriftWarning as warning:
+                found = str(warning).partition(";")[0]
+                session.warn(
+                    f"{found}; needed: mirrored copies that are answered otherwise now and then. "
+                    "Temperature 1 is used, as without auto; give another with --temperature T."
+                )
+                return 1.0
         session.note(f"temperature {chosen:.3g}, chosen by mirrored copies: not for digits or letters")
         return chosen
     try:

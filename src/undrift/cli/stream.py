@@ -126,12 +126,11 @@ def run(
     finally:
         going.close()
         log.close()
-    session.say(str(going.report))
-    wrote = [session.wrote(answers)]
-    if out is not None:
+    if out is not None:  # before the first line, as in adapt
         with going.answering() as answered:
             save(answered, out, source=opened.source.name)
-        wrote.append(session.wrote(out))
+    session.say(str(going.report))
+    wrote = [session.wrote(path) for path in (answers, out) if path is not None]
     return {
         "wrote": wrote,
         "method": method,

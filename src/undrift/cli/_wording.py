@@ -1,0 +1,26 @@
+"""Advice for callers from Python, said as it is done on the shell."""
+
+ON_THE_SHELL = {
+    "`help(undrift.Options)`": "`--help`",
+    "`help(undrift.TrainOptions)`": "`--help`",
+    "export(model, path, images=…)": "`undrift export … --images FOLDER`",
+    "samples=0 asks": "--samples 0 asks",
+    "samples=1 or more": "--samples 1 or more",
+    "With checkpoint=…": "With --checkpoint FILE",
+    "Call adapt again with checkpoint=": "Give the same command again, with --checkpoint ",
+    'format="torch.export"': "--format torch.export",
+    'norm_statistics="moving"': "--norm-statistics moving",
+}
+"""What messages of the library say, and what stands in its place; a test looks whether they still say it."""
+
+
+def in_shell(text: str) -> str:
+    """Return a message of the library with its advice for the shell.
+
+    Examples:
+        >>> in_shell("beta=2 is above 1. `help(undrift.Options)` lists every option.")
+        'beta=2 is above 1. `--help` lists every option.'
+    """
+    for python, shell in ON_THE_SHELL.items():
+        text = text.replace(python, shell)
+    return text

@@ -1,0 +1,106 @@
+"""What is printed may be read by nobody, or not be printable: no file is missing for it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from undrift.cli import main
+
+from .conftest import MODEL, Run
+
+WRITING = (
+    (
+        ("adapt", "target", *MODEL, "--epochs", "1", "--out", "o.safetensors", "--plot"),
+        ("o.safetensors", "o.history.json", "o.history.png"),
+    ),
+    (("stream", "target", *MODEL, "--answers", "o.csv", "--out", "o.safetensors"), ("o.csv", "o.safetensors")),
+    (("evaluate", "--target", "target", *MODEL, "--out", "o.json", "--plot", "o.png"), ("o.json", "o.png")),
+    (("inspect", "b.safetensors", "--plot", "o.png"), ("o.png",)),
+    (("export", *MODEL, "--domain", "b.safetensors", "--out", "o.safetensors"), ("o.safetensors",)),
+)
+
+
+@pytest.fixture
+def unread() -> Iterator[io.TextIOWrapper]:
+    """Return a pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as file:
+        yield file
+
+
+@pytest.mark.parametrize(("words", "files"), WRITING)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_pipe_that_nobody_reads_costs_no_file(
+    adapted: Path,
+    unread: io.TextIOWrapper,
+    monkeypatch: pytest.MonkeyPatch,
+    stream: str,
+    words: tuple[str, ...],
+    files: tuple[str, ...],
+) -> None:
+    warned = "export" in words  # of its statistics; the others have nothing to say on stderr
+    monkeypatch.setattr(sys, stream, unread)
+    assert main(words) == (1 if stream == "stdout" or warned else 0)
+    assert [name for name in files if not Path(name).exists()] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(("words", "files"), WRITING)
+def test_files_are_written_before_the_first_line(
+    adapted: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], files: tuple[str, ...]
+) -> None:
+    full = Path("/dev/full").open("w")  # noqa: SIM115  # closed below: what it could not take would be tried again
+    monkeypatch.setattr(sys, "stdout", full)
+    assert main(words) == 1
+    assert [name for name in files if not Path(name).exists()] == []
+    with pytest.raises(OSError, match="No space"):
+        full.close()
+
+
+def test_json_comes_out_where_nobody_reads_the_warnings(
+    run: Run, adapted: Path, unread: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", unread)
+    found = run("export", *MODEL, "--domain", adapted, "--out", "o.safetensors", "--json")
+    assert (found.code, found.json["wrote"], len(found.json["warnings"])) == (1, ["o.safetensors"], 1)
+
+
+@pytest.mark.parametrize("words", [("predict", "target", *MODEL), ("inspect", "b.safetensors", "--json")])
+def test_answers_that_nobody_reads_end_quietly(
+    adapted: Path, unread: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", unread)
+    assert main(words) == 1
+    unread.flush()  # as Python does at its end: goes nowhere, and raises nothing
+
+
+def shell(work: Path, *words: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command as a terminal that knows Latin-1 only would."""
+    code = "import sys; from undrift.cli import main; sys.exit(main())"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "latin-1"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *words], cwd=work, env=environment, capture_output=True, check=False
+    )
+
+
+def test_a_terminal_without_arrows(work: Path) -> None:
+    words = ("adapt", "target", *MODEL, "--epochs", "1", "--likelihood", "information", "--out", "o.safetensors")
+    found = shell(work, *words)
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert b"entropy 0." in found.stdout
+    assert b" ? " in found.stdout  # where the arrow was
+    assert Path("o.history.json").exists()
+
+
+def test_json_keeps_names_that_the_terminal_does_not_have(work: Path) -> None:
+    next(Path("target/red").iterdir()).rename("target/red/Ω.png")
+    found = shell(work, "predict", "target/red/Ω.png", *MODEL, "--json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["answers"][0]["path"] == "target/red/Ω.png"
