@@ -163,3 +163,6 @@ def test_rows_that_started_from_different_networks_are_named() -> None:
     (line,) = several_sources(rows | {"before": [record(None)]})  # records of before do not say
     assert line == "- a-b, seed 0: not all of one source network: shot, tent (aa); vmp (cc)"
     assert several_sources({"shot": [record("aa")], "vmp": [record("aa")], "old": [record(None)]}) == []
+    # A stream has one network for all seeds.
+    (line,) = several_sources({"tent": [record("aa"), record("bb", 1), record("bb", 2)]}, a_seed=False)
+    assert line == "- a-b: not all of one source network: tent (aa); tent (bb)"

@@ -10,7 +10,7 @@ from undrift.bench.analysis_run import Planned
 from undrift.bench.analysis_scores import Score
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, footnotes, size
+from undrift.bench.table import FAILED, NOT_RUN, footnotes, several_sources, size
 from undrift.bench.table import markdown as table
 
 TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
@@ -36,9 +36,15 @@ def markdown(planned: Sequence[Planned], store: Store) -> str:
         text += [f"\n{part.note}\n"] if part.note else []
         text += [f"- {p.cell.key} failed: {r['failed']}" for p in mine if (r := store.get(p.cell)) and "failed" in r]
         text += footnotes({p.cell.key: store.all([p.cell]) for p in mine})
+    text += several_sources({p.cell.key: [_by_place(record) for record in store.all([p.cell])] for p in planned})
     text.append("- One seed each: a difference of less than a point says nothing. “not run”: there is no such cell.")
     text.append("- ms a batch: where a cell had the machine to itself. Rows' own times: offline.md and online-c10.md.")
     return "\n".join(text) + "\n"
+
+
+def _by_place(record: Record) -> Record:
+    """Return a record whose setting is the task or stream alone: what all parts have in common."""
+    return {**record, "setting": record["setting"].split()[-1]}
 
 
 def figures(planned: Sequence[Planned], store: Store) -> dict[str, Callable[[Path], int]]:

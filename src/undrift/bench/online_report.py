@@ -136,7 +136,7 @@ def _part(part: Part) -> list[str]:
     text = [f"## {part.network.title}: {part.setting.title}\n", about(part.all()) + "\n", table(header, rows)]
     text += [f"- {name} failed: {message}" for name, message in failures.items()]
     by_row = {row.label: part.records(row) for row in part.bench.rows}
-    text += footnotes(by_row) + several_sources(by_row) + how_timed(by_row)
+    text += footnotes(by_row) + several_sources(by_row, a_seed=False) + how_timed(by_row)
     if part.all():
         text += ["\nError % by corruption, published values in brackets:\n", _by_corruption(part)]
     return text

@@ -85,22 +85,23 @@ def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
     return lines + [f"- {', '.join(names)} warned: {' '.join(text.split())}" for text, names in warned.items()]
 
 
-def several_sources(records: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Return a line for each setting and seed whose rows are not of one source network: trained again, it is another.
+def several_sources(records: Mapping[str, Sequence[Record]], a_seed: bool = True) -> list[str]:
+    """Return a line for each setting whose rows are not of one source network: trained again, it is another.
 
     Args:
         records: of each row, by the name that the table calls it.
+        a_seed: whether each seed has a source network of its own.
     """
-    places: dict[tuple[str, int], dict[str, list[str]]] = {}
+    places: dict[str, dict[str, dict[str, None]]] = {}
     for name, found in records.items():
         for record in found:
             if "source_network" in record:
-                there = places.setdefault((record["setting"], record["seed"]), {})
-                there.setdefault(record["source_network"], []).append(name)
+                place = record["setting"] + f", seed {record['seed']}" * a_seed
+                places.setdefault(place, {}).setdefault(record["source_network"], {})[name] = None
     return [
-        f"- {setting}, seed {seed}: not all of one source network: "
+        f"- {place}: not all of one source network: "
         + "; ".join(f"{', '.join(names)} ({network})" for network, names in there.items())
-        for (setting, seed), there in places.items()
+        for place, there in places.items()
         if len(there) > 1
     ]
 
