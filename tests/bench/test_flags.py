@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from undrift._errors import OptionError
-from undrift.bench import NAMES, Request
-from undrift.bench.request import EXTRA
+from undrift.bench import NAMES, Request, find
+from undrift.bench.online import Online
+from undrift.bench.request import CELLS as WITH_CELLS
+from undrift.bench.request import EXTRA, OPTIONS, WEIGHTS, TooLate
 from undrift.cli import main
 
 INSTEAD = ("--list", "--tables", "--times")
 TOGETHER = [flags for count in (2, 3) for flags in combinations(INSTEAD, count)]
+ROOT = Path(__file__).parents[2]
 CELLS = ["bench", "online-imagenet", "--tiny", "--only", "source", "--seeds", "1", "--device", "cpu", "--quiet"]
 
 
@@ -120,3 +123,144 @@ def test_the_command_refuses_what_its_benchmark_does_not_read(capsys: pytest.Cap
     assert main(["bench", "online-c10", "--tiny", "--list", "--set", "dataset=office31"]) == 2
     assert "--set dataset=office31 is read by offline, generalized, and not by online-c10" in capsys.readouterr().err
     assert {reader for readers in EXTRA.values() for reader in readers} <= set(NAMES)
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["online-c10", "--only", "source"], ["generalized", "--only", "source"], ["analysis", "--only", "beta"]],
+    ids=lambda words: words[0],
+)
+def test_a_tiny_run_leaves_the_real_pages_alone(words: list[str], tmp_path: Path) -> None:
+    for name in ("online-c10", "offline", "generalized", "analysis"):
+        for ending in (".json", ".md", ".png"):
+            (tmp_path / f"{name}{ending}").write_text("real")
+    before = held(tmp_path)
+    assert main(["bench", *words, "--tiny", "--device", "cpu", "--quiet", "--results", str(tmp_path)]) == 0
+    after = held(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert {name.partition("/")[0] for name in set(after) - set(before)} == {"tiny"}
+
+
+def test_a_tiny_speed_leaves_the_real_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("undrift.bench.speed.PARTS", {"startup": lambda *_: iter([{"what": "a", "seconds": 1.0}])})
+    (tmp_path / "speed-cpu.json").write_text("real")
+    assert main(["bench", "speed", "--tiny", "--device", "cpu", "--quiet", "--results", str(tmp_path)]) == 0
+    assert set(held(tmp_path)) == {"speed-cpu.json", "tiny/speed-cpu.json", "tiny/speed-cpu.md"}
+    assert (tmp_path / "speed-cpu.json").read_text() == "real"
+
+
+@pytest.mark.parametrize(
+    ("words", "ending"),
+    [
+        (["online-c10", "--images", "500"], "-n500"),
+        (["analysis", "--set", "epochs=3"], "-epochs-3"),
+        (["analysis", "--set", "task=photo-cartoon"], "-task-photo-cartoon"),
+    ],
+)
+def test_a_view_of_other_cells_leaves_the_real_page_alone(words: list[str], ending: str, tmp_path: Path) -> None:
+    (tmp_path / f"{words[0]}.json").write_text("real")
+    assert main(["bench", *words, "--tables", "--results", str(tmp_path), "--quiet"]) == 0
+    assert (tmp_path / f"{words[0]}.json").read_text() == "real"
+    assert (tmp_path / f"{words[0]}{ending}.md").is_file()
+
+
+def test_nothing_finished_leaves_a_page_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "online-c10.json"
+    page.write_text('{"cells": [1]}')
+    assert main(["bench", "online-c10", "--tables", "--results", str(tmp_path), "--json", "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["wrote"] == []
+    assert "No page was written" in printed.err
+    assert page.read_text() == '{"cells": [1]}'
+
+
+IGNORED = [
+    *(["table1", *words] for words in (["--only", "tent"], ["--settings", "all"], ["--networks", "foo"], ["--tiny"])),
+    *(["speed", *words] for words in (["--settings", "all"], ["--networks", "foo"], ["--tier", "B"], ["--fast"])),
+    *(["speed", *words] for words in (["--seeds", "3"], ["--weights", "wrn40_2=x"], ["--resnet50", "x"])),
+    *(["analysis", *words] for words in (["--networks", "foo"], ["--seeds", "3"], ["--weights", "wrn28_10=x"])),
+    ["offline", "--networks", "foo"],
+    ["online-imagenet", "--weights", "resnet50=x"],
+]
+
+
+@pytest.mark.parametrize("words", IGNORED, ids=" ".join)
+def test_an_option_that_a_benchmark_does_not_read_is_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *words, "--results", str(tmp_path), "--json"]) == 2
+    message = json.loads(capsys.readouterr().out)["message"]
+    assert message.startswith(words[1])
+    assert f"and not by {words[0]}; needed: " in message
+    assert message.endswith("Leave it out.")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mode", [["--list"], ["--tables"], ["--times"], []], ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--only", "tent", "--tier", "B"], "no cell of online-c10 is left by --only tent --tier B; needed: one"),
+        (["--networks", "foo", "--tiny"], "there is no network 'foo' here; needed: wrn28_10, wrn40_2"),
+        (["--weights", "foo=/nope"], "--weights foo is read by no benchmark; needed: one of wrn28_10, wrn40_2. Leave"),
+        (["--weights", "wrn40-2=x"], "--weights wrn40-2 is read by no benchmark (did you mean 'wrn40_2'?); needed"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_a_selection_of_nothing_is_refused(
+    words: list[str], found: str, mode: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "online-c10", *words, *mode, "--results", str(tmp_path), "--json", "--device", "cpu"]) == 2
+    assert json.loads(capsys.readouterr().out)["message"].startswith(found)
+    assert not list(tmp_path.iterdir())
+
+
+def test_analysis_has_no_tier_a(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "analysis", "--tier", "A", "--list"]) == 2
+    assert "no cell of analysis is left by --tier A; needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", WITH_CELLS)
+def test_one_line_of_what_a_machine_has_serves_every_benchmark_with_cells(name: str, tmp_path: Path) -> None:
+    here = ["--data", "D", "--cache", "C", "--frost", "F", "--wrn2810", "x", "--resnet50", "y", "--device", "cuda"]
+    words = ["bench", name, "--tables", "--fast", *here, "--set", "shared=1", "--quiet", "--results", str(tmp_path)]
+    assert main(words) == 0
+
+
+def test_the_tables_of_what_is_read_name_what_there_is() -> None:
+    assert {reader for table in (OPTIONS, WEIGHTS) for readers in table.values() for reader in readers} <= set(NAMES)
+    online = {name: found for name in NAMES if isinstance(found := find(name), Online)}
+    for name, found in online.items():
+        assert {network for network, readers in WEIGHTS.items() if name in readers} == {n.name for n in found.networks}
+
+
+def test_the_exit_code_says_whether_it_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*CELLS, "--results", str(tmp_path), "--json"]
+    assert main([word for word in flags if word != "--tiny"] + ["--data", "nowhere"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"] == "DataError"
+    assert found["message"].startswith("nothing could be run: there is no ")
+    assert "; needed: its weights. Name" in found["message"]
+
+    def ending(error: Exception) -> int:
+        def run_cell(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr("undrift.bench.streaming.Streaming.__call__", run_cell)
+        return main(flags)
+
+    assert ending(ValueError("it broke")) == 1
+    printed = capsys.readouterr()
+    assert "1 failed, with the messages above; needed" in json.loads(printed.out)["message"]
+    assert "failed: ValueError: it broke" in printed.err
+    assert ending(TooLate("9 s are left.")) == 0
+    monkeypatch.undo()
+    assert main(flags) == 0
+    assert main(flags) == 0  # finished already
+    assert main([*flags[:3], "--only", "source,bacs", *flags[5:]]) == 0  # a part that is lacking, beside one that ran

@@ -62,7 +62,7 @@ def test_a_trained_part_is_taken_from_its_file(tmp_path: Path, capsys: pytest.Ca
     found = json.loads(capsys.readouterr().out)
     assert (found["ran"], found["failed"]) == (2, 0)
     for cell in online().cells(tiny(tmp_path, "ttt", "bacs")):
-        record = Store(tmp_path / "online-c10").finished(cell)
+        record = Store(tmp_path / "tiny" / "online-c10").finished(cell)
         assert record is not None
         assert not any("untrained" in message for message in record["warnings"])
         assert len(record["trained"]) == 1

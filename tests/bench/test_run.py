@@ -1,7 +1,9 @@
 """A finished cell is never run again, an error stops nothing, a deadline is kept: whatever the benchmark."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from undrift.bench import (
     Benchmark,
     CannotRun,
     Cell,
+    Outcome,
     Request,
     Row,
     Store,
@@ -23,7 +26,8 @@ from undrift.bench import (
     run,
     seeds_of,
 )
-from undrift.bench.run import guessed_seconds
+from undrift.bench.request import TooLate
+from undrift.bench.run import guessed_seconds, tables
 
 ROWS = [Row("good", "tent"), Row("bad", "tent", {"stream_lr": 1.0}), Row("late", "tent", tier="B", cost=3.0)]
 
@@ -39,7 +43,8 @@ class Counting:
 
     def cells(self, request: Request) -> list[Cell]:
         rows = chosen(ROWS, request.only, request.tier)
-        return [Cell("counting", "net", "main", r, s, 10) for r in rows for s in seeds_of(r, request.seeds)]
+        count = request.images or 10
+        return [Cell("counting", "net", "main", r, s, count) for r in rows for s in seeds_of(r, request.seeds)]
 
     shown = cells
 
@@ -115,7 +120,7 @@ def test_tables_show_what_other_processes_have_finished_meanwhile(tmp_path: Path
 
         outcome, _ = quietly(Meanwhile(), request)
     assert (outcome.ran, outcome.left) == (1, 0)
-    assert outcome.text.splitlines() == [f"{first.key} finished", f"{second.key} finished"]
+    assert outcome.text.splitlines()[:2] == [f"{first.key} finished", f"{second.key} finished"]
 
 
 def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
@@ -198,6 +203,58 @@ def test_a_cell_that_lacks_a_file_is_not_run_and_no_failure(tmp_path: Path) -> N
     assert (outcome.failed, outcome.left) == (0, 1)
     assert "not run: no weights" in said[0]
     assert listing(Lacking(), request) == [("net.main.good.n10.s0", "not run")]
+
+
+def test_a_page_with_cells_is_not_replaced_by_one_without(tmp_path: Path) -> None:
+    request = Request(results=tmp_path, only=("good",), seeds=1, device="cpu")
+    assert tables(Counting(), request).wrote  # an empty page where there is none
+    quietly(Counting(), request)
+    page = {path: path.read_bytes() for path in tmp_path.glob("counting*.*")}
+    shutil.rmtree(tmp_path / "counting")
+    outcome = tables(Counting(), request)
+    assert (outcome.wrote, outcome.text.count("not run")) == ([], 3)
+    assert {path: path.read_bytes() for path in tmp_path.glob("counting*.*")} == page
+    (tmp_path / "counting.json").write_text("[")  # no page of ours: nothing is lost
+    assert tables(Counting(), request).wrote
+
+
+def test_tables_of_other_cells_have_names_of_their_own_and_fewer_seeds_do_not_shrink_one(tmp_path: Path) -> None:
+    request = Request(results=tmp_path, only=("good",), device="cpu")
+    quietly(Counting(), request)
+    page = (tmp_path / "counting.json").read_bytes()
+    tables(Counting(), replace(request, seeds=1))
+    assert (tmp_path / "counting.json").read_bytes() == page
+    outcome, _ = quietly(Counting(), replace(request, images=5))
+    assert [path.name for path in outcome.wrote] == ["counting-n5.json", "counting-n5.md", "counting-n5-main.png"]
+    assert (tmp_path / "counting.json").read_bytes() == page
+    assert {"counting"} == {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert Request(images=5, extra={"epochs": "3", "task": "a-b"}).view == "-n5-task-a-b-epochs-3"
+
+
+def test_a_float32_cell_does_not_replace_the_page_of_the_others(tmp_path: Path) -> None:
+    class Both(Counting):
+        def cells(self, request: Request) -> list[Cell]:
+            return [replace(cell, precision=request.precision) for cell in super().cells(request)]
+
+        shown = cells
+
+    request = Request(results=tmp_path, only=("good",), fast=True, device="cpu")
+    quietly(Both(), request)
+    page = (tmp_path / "counting.json").read_bytes()
+    outcome, _ = quietly(Both(), replace(request, fast=False, seeds=1))
+    assert outcome.wrote[0] == tmp_path / "counting-float32.json"
+    assert (tmp_path / "counting.json").read_bytes() == page
+
+
+def test_an_outcome_says_what_went_wrong() -> None:
+    assert "2 failed" in Outcome(ran=1, failed=2).trouble
+    assert Outcome(lacking=[CannotRun("no file; needed: one. Name it.")]).trouble == (
+        "nothing could be run: no file; needed: one. Name it."
+    )
+    lacks = CannotRun("no file")
+    for fine in (Outcome(), Outcome(left=3), Outcome(ran=1, lacking=[lacks]), Outcome(kept=1, lacking=[lacks])):
+        assert fine.trouble == ""
+    assert Outcome(left=1, lacking=[TooLate("9 s are left.")]).trouble == ""
 
 
 def test_another_number_of_images_or_other_settings_are_another_cell(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_wrong_words_are_usage_errors(wrong: list[str], capsys: pytest.CaptureFi
 def test_tables_are_written_from_cells_and_none_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--seeds", "1", "--json", "--quiet"]
     assert main([*flags, "--only", "source", "--device", "cpu"]) == 0
-    page = tmp_path / "online-c10.md"
+    page = tmp_path / "tiny" / "online-c10.md"
     first = page.read_text()
     page.unlink()
     capsys.readouterr()
@@ -136,7 +136,7 @@ def test_tables_are_written_from_cells_and_none_is_run(tmp_path: Path, capsys: p
     found = json.loads(capsys.readouterr().out)
     assert (found["ran"], found["kept"], found["left"]) == (0, 1, 1)
     assert page.read_text() == first
-    assert len(list((tmp_path / "online-c10").iterdir())) == 1
+    assert len(list((tmp_path / "tiny" / "online-c10").iterdir())) == 1
 
 
 def test_both_pages_of_the_same_cells_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

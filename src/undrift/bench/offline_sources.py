@@ -22,7 +22,7 @@ from undrift._errors import DataError
 from undrift.bench.networks import RESNET50
 from undrift.bench.offline_masked import train_masked
 from undrift.bench.offline_sets import DataSet
-from undrift.bench.request import CannotRun, Request
+from undrift.bench.request import CannotRun, Request, TooLate
 from undrift.data import FileDomain, Preprocess, TensorDomain
 from undrift.data.preprocess import SHOT
 from undrift.train import TrainOptions, load_source, train_preset, train_source
@@ -185,7 +185,7 @@ class Sources:
         if self.before is not None:
             left, guess = self.before - time.monotonic(), self._seconds_an_image * images
             if left < guess:
-                raise CannotRun(
+                raise TooLate(
                     f"{left:.0f} s are left, and training the source network on {domain} takes about {guess:.0f} s. "
                     "Call again with more time."
                 )

@@ -73,8 +73,10 @@ class Online:
         here = self.scaled(request)
         names = tuple(s.name for s in here.settings)
         settings = request.wanted(names, request.settings or names[:1], "setting")
-        known = tuple(n.name for n in here.networks)
-        networks = request.wanted(known, (() if request.tiny else request.networks) or known, "network")
+        known = tuple(n.name for n in self.networks)
+        networks = request.wanted(known, request.networks or known, "network")
+        if request.tiny:  # one likeness stands for whichever was named
+            networks = tuple(n.name for n in here.networks)
         rows = chosen(here.rows, request.only, request.tier)
         return here._cells(request, networks, settings, rows)
 

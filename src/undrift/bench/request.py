@@ -1,6 +1,6 @@
 """What a user asks of a benchmark: which cells, with which files, on what, for how long."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from undrift.options import _suggest
 TIERS = ("A", "B")
 STREAMS = ("online-c10", "online-c100", "online-imagenet")
 DOMAINS = ("offline", "generalized")
+CELLS = (*STREAMS, *DOMAINS, "analysis")
 
 EXTRA: dict[str, tuple[str, ...]] = {
     "dataset": DOMAINS,
@@ -20,9 +21,41 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "epochs": ("analysis",),
     "head": STREAMS,
     "posterior": STREAMS,
-    "shared": (*STREAMS, *DOMAINS, "analysis"),
+    "shared": CELLS,
 }
 """The values of `--set` by name, and the benchmarks that read each; a new benchmark adds its own here."""
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "--only": (*CELLS, "speed"),
+    "--tier": CELLS,
+    "--seeds": (*STREAMS, *DOMAINS),
+    "--networks": STREAMS,
+    "--settings": CELLS,
+    "--images": CELLS,
+    "--deadline": CELLS,
+    "--fast": CELLS,
+    "--tiny": (*CELLS, "speed"),
+    "--weights": CELLS,
+    "--wrn2810": CELLS,
+    "--resnet50": CELLS,
+}
+"""The options that choose what is run, and the benchmarks that read each.
+
+`--data`, `--cache`, `--frost`, `--device` and, among those with cells, `--wrn2810` and `--resnet50` say what a machine
+has: one line of them serves every benchmark, and none refuses what it has no use for.
+"""
+
+WEIGHTS: dict[str, tuple[str, ...]] = {
+    "wrn28_10": ("online-c10",),
+    "wrn40_2": ("online-c10", "analysis"),
+    "resnext29": ("online-c100", "analysis"),
+    "resnet50_v1": ("online-imagenet", *DOMAINS, "analysis"),
+    "resnet50": (*DOMAINS, "analysis"),
+    "shot_resnet50": (*DOMAINS, "analysis"),
+}
+"""The networks that `--weights` may name a file of, and the benchmarks that read each."""
+
+VIEWS = ("task", "epochs")  # the values of `--set` that lead to other cells, none of which the whole benchmark has
 
 
 @dataclass(frozen=True)
@@ -88,6 +121,13 @@ class Request:
         return "bf16" if self.fast else "float32"
 
     @property
+    def view(self) -> str:
+        """What the names of tables end with where these are of other cells than the whole benchmark's; else nothing."""
+        parts = [] if self.images is None else [f"n{self.images}"]
+        parts += [f"{name}-{self.extra[name]}" for name in VIEWS if name in self.extra]
+        return "".join(f"-{part}" for part in parts)
+
+    @property
     def place(self) -> torch.device:
         """The device that cells run on."""
         name = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
@@ -120,5 +160,21 @@ class Request:
         return known if "all" in asked else tuple(name for name in known if name in asked)
 
 
+def check_options(benchmark: str, options: Iterable[str], networks: Iterable[str] = ()) -> None:
+    """Refuse an option, or a network of `--weights`, that a benchmark would ignore."""
+    for table, given, start in ((OPTIONS, options, ""), (WEIGHTS, networks, "--weights ")):
+        known = ", ".join(name for name, readers in table.items() if benchmark in readers)
+        for name in given:
+            readers = ", ".join(table.get(name, ()))
+            if benchmark not in table.get(name, ()):
+                by = f"{readers}, and not by {benchmark}" if readers else f"no benchmark{_suggest(name, table)}"
+                needed = f"one of {known}" if known else "none, as it has nothing to choose"
+                raise OptionError(f"{start}{name} is read by {by}; needed: {needed}. Leave it out.")
+
+
 class CannotRun(DataError):
     """A cell that lacks a file: it stays "not run", which is no failure of its method."""
+
+
+class TooLate(CannotRun):
+    """A cell that lacks no file, but the time to train its source network before the deadline."""

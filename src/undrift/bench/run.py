@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from undrift._atomic import write_text
-from undrift._errors import UndriftWarning
+from undrift._errors import OptionError, UndriftWarning
 from undrift._progress import Bar
 from undrift.bench.cell import Cell, in_order
 from undrift.bench.measure import machine
-from undrift.bench.request import CannotRun, Request
+from undrift.bench.request import CannotRun, Request, TooLate
 from undrift.bench.store import Record, Store
 
 Say = Callable[[str], None]
@@ -78,8 +78,19 @@ class Outcome:
     kept: int = 0
     left: int = 0
     wrote: list[Path] = field(default_factory=list)
-    lacking: list[str] = field(default_factory=list)
+    lacking: list[CannotRun] = field(default_factory=list)
     text: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why the call did not do what was asked, in three facts; nothing where it did, or a deadline left the rest."""
+        if self.failed:
+            return (
+                f"{self.failed} failed, with the messages above; needed: none that does. Mend what they say, and give "
+                "the same command again: what is finished stays."
+            )
+        files = [reason for reason in self.lacking if not isinstance(reason, TooLate)]
+        return "" if self.ran or self.kept or not files else f"nothing could be run: {files[0]}"
 
 
 def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = False) -> Outcome:
@@ -124,6 +135,23 @@ def tables(benchmark: Benchmark, request: Request) -> Outcome:
     outcome = Outcome(kept=states.count("finished"), left=sum(states.count(state) for state in LEFT))
     write(benchmark, store, request, outcome)
     return outcome
+
+
+def with_cells(found: object) -> Benchmark | None:
+    """Return the benchmark whose cells are run, listed and shown: the one found, or the one whose cells it reads."""
+    found = found.cells_of if isinstance(found, Tabled) else found
+    return found if isinstance(found, Benchmark) else None
+
+
+def check_selection(benchmark: Benchmark, request: Request) -> None:
+    """Refuse a selection that no cell is in: the call would do nothing, and say that it did."""
+    if not benchmark.cells(request):
+        chosen = {"only": request.only, "tier": request.tier or "", "settings": request.settings}
+        given = " ".join(f"--{name} {','.join(value)}" for name, value in chosen.items() if value)
+        raise OptionError(
+            f"no cell of {benchmark.name} is left by {given}; needed: one at least. Leave one of these out; --list "
+            "says which cells there are."
+        )
 
 
 def listing(benchmark: Benchmark, request: Request) -> list[tuple[str, str]]:
@@ -172,9 +200,9 @@ def _one(cell: Cell, run_cell: RunCell, store: Store, request: Request, outcome:
         with hearing(heard):
             numbers = dict(run_cell(cell, bar))
     except CannotRun as reason:
-        if str(reason) not in outcome.lacking:  # once: it is the same for many cells
+        if str(reason) not in map(str, outcome.lacking):  # once: it is the same for many cells
             say(f"{cell.key}: not run: {reason}")
-        outcome.lacking.append(str(reason))
+        outcome.lacking.append(reason)
         return
     except Exception as error:  # of any kind: one method's bug must not cost the others their numbers
         message = f"{type(error).__name__}: {error}"
@@ -220,7 +248,13 @@ def in_its_precision(benchmark: Benchmark, store: Store, request: Request) -> Re
 
 
 def write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome) -> None:
-    """Write JSON, Markdown and figures of what is finished, and note their names in the outcome."""
+    """Write JSON, Markdown and figures of what is finished, and note their names in the outcome.
+
+    What is asked for says what is run, and never makes a page smaller: tables have every seed, those of another view
+    (`Request.view`), and float32's beside cells in bf16, have names of their own, and where nothing is finished a page
+    that has cells stays.
+    """
+    request = replace(request, seeds=max(request.seeds, Request.seeds))
     request = in_its_precision(benchmark, store, request)
     shown = benchmark.shown(request)
     keys = {cell.key for cell in shown}
@@ -229,16 +263,28 @@ def write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome
     if left_out := len(store.all(aside)):
         outcome.text += f"- {left_out} finished cells in {aside[0].precision} are not in these tables; "
         outcome.text += f"{'leave --fast out' if request.fast else '--fast'} to see them.\n"
-    request.results.mkdir(parents=True, exist_ok=True)
-    place = request.results / benchmark.name
+    name = benchmark.name + request.view + ("-float32" if left_out and not request.fast else "")
+    place = request.results / name
     content = {"benchmark": benchmark.name, "cells": store.all(shown)}
+    outcome.wrote = []
+    if not content["cells"] and _has_cells(place.with_suffix(".json")):
+        return
+    request.results.mkdir(parents=True, exist_ok=True)
     write_text(place.with_suffix(".json"), json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     write_text(place.with_suffix(".md"), outcome.text)
     outcome.wrote = [place.with_suffix(".json"), place.with_suffix(".md")]
     for ending, draw in benchmark.figures(store, request).items():
-        path = request.results / f"{benchmark.name}{ending}.png"
+        path = request.results / f"{name}{ending}.png"
         draw(path)
         outcome.wrote.append(path)
+
+
+def _has_cells(page: Path) -> bool:
+    """Return whether a page that was written earlier has numbers."""
+    try:
+        return bool(json.loads(page.read_text(encoding="utf-8"))["cells"])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or nothing that a page could lose
+        return False
 
 
 def about(records: Sequence[Record]) -> str:

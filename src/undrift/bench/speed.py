@@ -49,8 +49,7 @@ def benchmark(request: Request, say: Say = print, quiet: bool = False) -> Outcom
     if unknown:
         raise OptionError(f"speed has no part {unknown[0]!r}; needed: one of {', '.join(PARTS)}. Choose these.")
     device = request.place
-    # A likeness in seconds must not stand where measurements are.
-    kept = request.results / f"speed-{device.type}{'-tiny' * request.tiny}.json"
+    kept = request.results / f"speed-{device.type}.json"
     request.results.mkdir(parents=True, exist_ok=True)
     outcome = Outcome()
     for part in PARTS:

@@ -119,9 +119,9 @@ def _one(cell: Cell, timer: Timer, store: Store, request: Request, outcome: Outc
         with hearing([]):  # what it warns of is in its record
             taken = timer(cell)
     except CannotRun as reason:
-        if str(reason) not in outcome.lacking:  # once: it is the same for many lines
+        if str(reason) not in map(str, outcome.lacking):  # once: it is the same for many lines
             say(f"{cell.key}: not timed: {reason}")
-        outcome.lacking.append(str(reason))
+        outcome.lacking.append(reason)
         return
     except Exception as error:  # of any kind: the other lines have times, too
         outcome.failed += 1

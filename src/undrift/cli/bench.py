@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from undrift._errors import OptionError
+from undrift._errors import DataError, OptionError
 from undrift.cli._session import Session, command
 
 if TYPE_CHECKING:
     from undrift.bench import Outcome, Request
 
 Names = list[str] | None
+TINY = "tiny"  # the folder below --results that trials with --tiny go to
 
 
 @command
@@ -27,7 +28,7 @@ def run(
     ] = None,
     only: Annotated[Names, typer.Option(help="A row or method; repeat it, or use commas. Default: all.")] = None,
     tier: Annotated[str | None, typer.Option(help="A: the main methods; B: the others. Default: both.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many, from 0 up.", min=1)] = 3,
+    seeds: Annotated[int | None, typer.Option(help="How many, from 0 up. Default: 3.", min=1)] = None,
     networks: Annotated[Names, typer.Option(help="A source network; repeat it, or use commas.")] = None,
     settings: Annotated[
         Names, typer.Option(help="A setting, or all; repeat it, or use commas. Default: the main one.")
@@ -66,6 +67,8 @@ def run(
     Example: undrift bench table1
     """
     from undrift import bench
+    from undrift.bench.request import check_options
+    from undrift.bench.run import check_selection, with_cells
 
     _one_thing(name, {"--list": list_only, "--tables": tables_only, "--times": times_only})
     if name is None:
@@ -74,14 +77,30 @@ def run(
             session.say(f"{known.ljust(width)}  {line}")
         return {"benchmarks": {known: line for known, (_, line) in bench.NAMES.items()}}
     found = bench.find(name)
+    options = {
+        "--only": only,
+        "--tier": tier,
+        "--seeds": seeds,
+        "--networks": networks,
+        "--settings": settings,
+        "--images": images,
+        "--deadline": deadline,
+        "--fast": fast or None,
+        "--tiny": tiny or None,
+        "--weights": weights,
+        "--wrn2810": wrn2810,
+        "--resnet50": resnet50,
+    }
+    check_options(name, [option for option, value in options.items() if value is not None], _pairs(weights))
     files = {"wrn28_10": wrn2810, "resnet50_v1": resnet50}
     request = bench.Request(
         data=data,
-        results=results,
+        # A likeness on random images must not stand where measurements are: its cells, pages and figures lie apart.
+        results=results / TINY if tiny else results,
         cache=cache,
         only=_split(only),
         tier=_tier(tier),
-        seeds=seeds,
+        seeds=bench.Request.seeds if seeds is None else seeds,
         networks=_split(networks),
         settings=_split(settings),
         images=images,
@@ -94,9 +113,11 @@ def run(
         extra=_pairs(values),
     )
     request.check_read_by(name)
+    if (cells := with_cells(found)) is not None:
+        check_selection(cells, request)
     if list_only:
         return _list(session, name, found, request)
-    session.kept = f"Finished cells stay in {results}; the same command goes on from there."
+    session.kept = f"Finished cells stay in {request.results}; the same command goes on from there."
     if times_only:
         outcome = _times(session, name, found, request)
     elif tables_only:
@@ -114,6 +135,10 @@ def run(
         "left": outcome.left,
     }
     session.say("cells: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
+    if not wrote:
+        session.say("No page was written: nothing of it is finished, and the one that is there has cells.")
+    if outcome.trouble:
+        raise DataError(outcome.trouble)
     return {**counts, "wrote": wrote}
 
 
@@ -136,10 +161,10 @@ def _one_thing(name: str | None, instead: dict[str, bool]) -> None:
 
 def _list(session: Session, name: str, found: object, request: "Request") -> dict[str, Any]:
     """Say the state of a benchmark's cells, or of those that it reads, and return them."""
-    from undrift.bench.run import Benchmark, Tabled, in_other_precision, listing, row_notes
+    from undrift.bench.run import in_other_precision, listing, row_notes, with_cells
 
-    made_of = found.cells_of if isinstance(found, Tabled) else found
-    if not isinstance(made_of, Benchmark):
+    made_of = with_cells(found)
+    if made_of is None:
         raise OptionError(f"{name} has no cells to list; needed: a benchmark with cells. Leave --list out.")
     cells, notes = listing(made_of, request), row_notes(made_of, request)
     for key, state in cells:
