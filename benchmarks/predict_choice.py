@@ -8,6 +8,8 @@ ways to pick them, and each choice is the mean over 100 ways to pick its two or 
 moving statistics of one noisy pass. Beside the choices: the mean network, and two and three draws as they are.
 
     python benchmarks/predict_choice.py --data ../shared/data/cifar10 --images 400
+
+With --corruptions it looks at others, to see and not to choose (results/predict_choice_fifteen.json, 200 images each).
 """
 
 import argparse
