@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._adapted import keeping_noise, keeping_step
-from undrift._attached import attached_to
+from undrift._attached import attached_to, root_of
 from undrift._batches import images_of, to_device
 from undrift._draws import draw, limit_of
 from undrift._errors import DataError, OptionError, OutputError, UndriftError
@@ -142,9 +142,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
     Taken for a plain network either would answer with one noisy draw, and the one inside would move its statistics.
     """
-    inner: Any = model
-    while not isinstance(inner, Perturbed) and (hasattr(inner, "_orig_mod") or isinstance(inner, _WRAPPERS)):
-        inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.module
+    inner = root_of(model)
+    while isinstance(inner, _WRAPPERS):
+        inner = root_of(inner.module)
     if isinstance(inner, Perturbed):
         return inner
     if isinstance(model, nn.Module) and any(attached.key.enabled for attached in attached_to(model)):

@@ -141,14 +141,8 @@ class Request:
 
     def check_read_by(self, benchmark: str) -> None:
         """Refuse a value of `--set` that a benchmark would ignore."""
-        known = [name for name, readers in EXTRA.items() if benchmark in readers]
         for name, value in self.extra.items():
-            if name not in known:
-                needed = f"one of {', '.join(known)}" if known else "none, as it has no values of its own"
-                raise OptionError(
-                    f"--set {name}={value} is read by {', '.join(EXTRA[name])}, and not by {benchmark}; needed: "
-                    f"{needed}. Leave it out."
-                )
+            _refuse_unread(benchmark, EXTRA, name, f"--set {name}={value}")
 
     def wanted(self, known: tuple[str, ...], asked: tuple[str, ...], what: str) -> tuple[str, ...]:
         """Return the names asked for, in the benchmark's order; raises where one is unknown."""
@@ -162,14 +156,21 @@ class Request:
 
 def check_options(benchmark: str, options: Iterable[str], networks: Iterable[str] = ()) -> None:
     """Refuse an option, or a network of `--weights`, that a benchmark would ignore."""
-    for table, given, start in ((OPTIONS, options, ""), (WEIGHTS, networks, "--weights ")):
-        known = ", ".join(name for name, readers in table.items() if benchmark in readers)
-        for name in given:
-            readers = ", ".join(table.get(name, ()))
-            if benchmark not in table.get(name, ()):
-                by = f"{readers}, and not by {benchmark}" if readers else f"no benchmark{_suggest(name, table)}"
-                needed = f"one of {known}" if known else "none, as it has nothing to choose"
-                raise OptionError(f"{start}{name} is read by {by}; needed: {needed}. Leave it out.")
+    for name in options:
+        _refuse_unread(benchmark, OPTIONS, name, name)
+    for name in networks:
+        _refuse_unread(benchmark, WEIGHTS, name, f"--weights {name}")
+
+
+def _refuse_unread(benchmark: str, table: Mapping[str, tuple[str, ...]], name: str, given: str) -> None:
+    """Raise where a table says that a benchmark does not read what was given."""
+    readers = table.get(name, ())
+    if benchmark in readers:
+        return
+    by = f"{', '.join(readers)}, and not by {benchmark}" if readers else f"no benchmark{_suggest(name, table)}"
+    known = ", ".join(other for other, theirs in table.items() if benchmark in theirs)
+    needed = f"one of {known}" if known else "none, as it has nothing to choose"
+    raise OptionError(f"{given} is read by {by}; needed: {needed}. Leave it out.")
 
 
 class CannotRun(DataError):
