@@ -71,6 +71,36 @@ def test_a_part_that_died_or_failed_all_along_does_not_replace_a_whole_one(
     assert found["startup"]["rows"] == ROWS
 
 
+def test_growth_goes_on_after_the_sizes_that_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def stopped(job: dict[str, Any], *_args: Any) -> Iterator[dict[str, Any]]:
+        asked.append([(axis, case[axis]) for axis, case in job["cases"]])
+        points = [(axis, size, kind) for axis, size in asked[-1] for kind in job["kinds"]]
+        for n, (axis, size, kind) in enumerate(points):
+            if len(asked) == 1 and n == 4:
+                raise KeyboardInterrupt
+            yield {"axis": axis, "size": size, "kind": kind, "ms": 1.0 * len(asked), "peak": 1.0, "before": 0.0}
+
+    monkeypatch.setattr(speed, "streamed", stopped)
+    request = Request(results=tmp_path, device="cpu", only=("growth",), tiny=True)
+    with suppress(KeyboardInterrupt):
+        speed.benchmark(request, say=lambda _: None)
+    kept = tmp_path / "speed-cpu.json"
+    left = kept.read_text(encoding="utf-8")
+    speed.benchmark(request, say=lambda _: None)
+    assert asked == [[("batch", 2), ("batch", 4)], [("batch", 4)]]
+    found = json.loads(kept.read_text(encoding="utf-8"))
+    assert [row["ms"] for row in found["growth"]["rows"]] == [1.0] * 3 + [2.0] * 3
+    assert "unfinished" not in found
+    # Rows of another machine are not gone on with.
+    other = json.loads(left)
+    other["unfinished"]["growth"]["machine"]["hardware"] = "another"
+    kept.write_text(json.dumps(other), encoding="utf-8")
+    speed.benchmark(request, say=lambda _: None)
+    assert asked[2] == asked[0]
+
+
 def test_a_process_that_dies_is_no_finished_part() -> None:
     rows = streamed({"look": "no such look"}, torch.device("cpu"), lambda _: None)
     with pytest.raises(Incomplete):

@@ -11,7 +11,7 @@ then measured one by one. Medians of 30 steps after a warm-up. What a step must 
 (undrift.bench.speed_floor) and stands beside each ratio.
 
 Rows are written as they are measured: those of a part that was interrupted lie under "unfinished", beside what an
-earlier run found of all of it.
+earlier run found of all of it. *growth* goes on after them; other parts begin again, as their ratios are of one run.
 """
 
 import json
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from undrift.bench.measure import machine
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, Say
 from undrift.bench.speed_figure import figure
+from undrift.bench.speed_growth import KINDS
 from undrift.bench.speed_jobs import Incomplete, measured, streamed
 from undrift.bench.speed_modes import settings
 from undrift.bench.speed_predict import FORM
@@ -69,12 +71,13 @@ def measure_part(part: str, kept: Path, device: torch.device, tiny: bool, say: S
     """Measure one part, and write the record after each row: whole or not at all, whatever stops it."""
     found = record(kept)
     unfinished = found.pop("unfinished", {})
-    unfinished.pop(part, None)
-    started, rows = time.monotonic(), list[dict[str, Any]]()
     about = {"machine": machine(device), **settings(device)}
-    for row in PARTS[part](device, tiny, say):
+    before, started = unfinished.pop(part, {"rows": []}), time.monotonic()
+    rows = whole_sizes(before["rows"]) if part == "growth" and _alike(before, about) else []
+    now, spent = before, before["seconds"] if rows else 0.0
+    for row in PARTS[part](device, tiny, say, **({"had": tuple(rows)} if rows else {})):
         rows.append(row)
-        now = {"rows": rows, **about, "seconds": round(time.monotonic() - started, 1)}
+        now = {"rows": rows, **about, "seconds": round(spent + time.monotonic() - started, 1)}
         _write(kept, found | {"unfinished": unfinished | {part: now}})
     if rows and all("error" in row for row in rows):
         _write(kept, found | ({"unfinished": unfinished} if unfinished else {}))
@@ -82,6 +85,19 @@ def measure_part(part: str, kept: Path, device: torch.device, tiny: bool, say: S
     if rows:  # a CPU launches no kernels
         found[part] = now
     _write(kept, found | ({"unfinished": unfinished} if unfinished else {}))
+
+
+def whole_sizes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of sizes at which every rival of growth was measured."""
+    found = Counter((row["axis"], row["size"]) for row in rows)
+    return [row for row in rows if found[row["axis"], row["size"]] == len(KINDS)]
+
+
+def _alike(before: dict[str, Any], about: dict[str, Any]) -> bool:
+    """Return whether a part was measured as it would be now, on this kind of machine; days do not matter."""
+    now = [about["machine"].get(name) for name in ("hardware", "torch")]
+    then = [before.get("machine", {}).get(name) for name in ("hardware", "torch")]
+    return now == then and all(before.get(name) == value for name, value in about.items() if name != "machine")
 
 
 def record(kept: Path) -> dict[str, Any]:
@@ -123,8 +139,8 @@ def _steps(device: torch.device, tiny: bool, say: Say) -> Rows:
     return measured([job | ({"steps": 3} if tiny else {}) for job in jobs], device, say)
 
 
-def _growth(device: torch.device, tiny: bool, say: Say) -> Rows:
-    """Give time and memory over each size, for Tent, VMP and fine-tuning, uncompiled."""
+def _growth(device: torch.device, tiny: bool, say: Say, had: tuple[dict[str, Any], ...] = ()) -> Rows:
+    """Give time and memory over each size, for Tent, VMP and fine-tuning, uncompiled; `had` are rows that are there."""
     gpu = device.type == "cuda"
     base = Case("WRN-28", 64, 32, width=10) if gpu else Case("WRN-40", 16, 32, width=2)
     sizes: dict[str, tuple[int, ...]] = {
@@ -136,8 +152,10 @@ def _growth(device: torch.device, tiny: bool, say: Say) -> Rows:
     }
     if tiny:
         base, sizes = Case("WRN-40", 2, 8, width=1), {"batch": (2, 4)}
-    job = {"kinds": ("tent", "vmp", "fine-tune"), "low": gpu, "steps": 2 if tiny else 10 if gpu else 3}
-    cases = [(axis, asdict(base) | {axis: size}) for axis, among in sizes.items() for size in among]
+    job = {"kinds": tuple(KINDS), "low": gpu, "steps": 2 if tiny else 10 if gpu else 3}
+    there = {(row["axis"], row["size"]) for row in had}
+    todo = [(axis, size) for axis, among in sizes.items() for size in among if (axis, size) not in there]
+    cases = [(axis, asdict(base) | {axis: size}) for axis, size in todo]
     return streamed({**job, "cases": cases}, device, say)
 
 
@@ -181,7 +199,7 @@ def _startup(device: torch.device, tiny: bool, say: Say) -> Rows:  # noqa: ARG00
         yield {"what": name, "seconds": statistics.median(times)}
 
 
-PARTS: dict[str, Callable[[torch.device, bool, Say], Rows]] = {
+PARTS: dict[str, Callable[..., Rows]] = {
     "steps": _steps,
     "growth": _growth,
     "launches": _launches,
