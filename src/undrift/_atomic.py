@@ -3,12 +3,16 @@
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
 from undrift._errors import DataError
+
+SHOWN = 100
+"""Letters of a file's name in that of the file beside it: what is added must not make it too long."""
 
 
 @contextlib.contextmanager
@@ -28,7 +32,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     place = check(path)
     # In the same folder: only there is the last move one step. Opened plainly, so that the user's umask holds.
-    beside = place.with_name(f".{place.name[:100]}.{uuid4().hex[:8]}.tmp")
+    beside = place.with_name(f".{place.name[:SHOWN]}.{uuid4().hex[:8]}.tmp")
     try:
         with beside.open("xb") as file:
             yield file
@@ -53,6 +57,16 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> int:
 def write_text(path: str | os.PathLike[str], content: str) -> int:
     """Write a whole text file (UTF-8) at once and return its size in bytes."""
     return write_bytes(path, content.encode())
+
+
+def sweep(path: str | os.PathLike[str]) -> None:
+    """Delete what a kill left beside a file while it was written; only for whoever alone writes it."""
+    place = check(path)
+    rest = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.tmp")
+    if len(place.name) <= SHOWN:  # longer ones could be another file's
+        with contextlib.suppress(OSError):  # a rest is in nobody's way
+            for beside in filter(lambda found: rest.fullmatch(found.name), place.parent.iterdir()):
+                beside.unlink(missing_ok=True)
 
 
 def check(path: str | os.PathLike[str]) -> Path:

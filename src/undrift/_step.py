@@ -137,19 +137,25 @@ class Mark:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until a short `with` block is over, so that a step that was made is also counted."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is None or threading.current_thread() is not threading.main_thread():
+    """Hold Ctrl-C back until a short `with` block is over, so that a step that was made is also counted.
+
+    So is SIGTERM where a program handles it; where it does not, the process ends at once.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    if not handlers or threading.current_thread() is not threading.main_thread():
         yield  # signals arrive elsewhere
         return
     pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    for number in handlers:
+        signal.signal(number, lambda came, _frame: pressed.append(came))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if pressed:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(pressed[0])
 
 
 def _spread(output: Tensor) -> tuple[Tensor, Tensor]:

@@ -168,6 +168,7 @@ def start(work: Path, *words: str | Path) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,  # a group of its own, with the processes that decode for it
     )
 
 

@@ -1,14 +1,16 @@
 """Commands that are stopped or killed: nothing half-written, and what was kept is said."""
 
 import importlib
+import os
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from .conftest import MODEL, Run, leftovers, start
+from .conftest import MODEL, Run, leftovers, pictures, start
 
 SLOW = ("--model", "tiny_of_tests:slow", *MODEL[2:])
 STREAM = (
@@ -43,7 +45,8 @@ def stop(process: "subprocess.Popen[str]", number: int) -> tuple[int, str]:
     return process.returncode, err
 
 
-def test_stopped_commands_leave_nothing_and_say_so(work: Path) -> None:
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_commands_leave_nothing_and_say_so(work: Path, number: int, exit_code: int) -> None:
     for words, kept in (
         (
             ("adapt", "target", *SLOW, "--out", "b.safetensors", "--checkpoint", "b.run"),
@@ -54,14 +57,14 @@ def test_stopped_commands_leave_nothing_and_say_so(work: Path) -> None:
         (work / "calls").unlink(missing_ok=True)
         process = start(work, *words)
         wait_for_calls(process, work, 9)
-        code, err = stop(process, signal.SIGINT)
-        assert (code, kept in err, "Traceback" in err) == (130, True, False), err
+        code, err = stop(process, number)
+        assert (code, kept in err, "Traceback" in err) == (exit_code, True, False), err
     assert not any((work / name).exists() for name in ("b.safetensors", "b.history.json", "a.csv"))
     assert (work / "b.run").exists()
     assert leftovers(work) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_stream_goes_on_without_losing_or_repeating_a_line(run: Run, work: Path, number: int) -> None:
     path = next(Path("target").rglob("04.png"))
     path.write_bytes(path.read_bytes()[:20])  # a damaged image moves no batch
@@ -73,8 +76,8 @@ def test_a_stopped_stream_goes_on_without_losing_or_repeating_a_line(run: Run, w
     process = start(work, *STREAM, *SLOW, "--out", "part.safetensors")
     wait_for_calls(process, work, 12)
     code, err = stop(process, number)
-    if number == signal.SIGINT:
-        assert (code, "the same command goes on" in err) == (130, True), err
+    if number != signal.SIGKILL:
+        assert (code, "the same command goes on" in err) == (128 + number, True), err
     part = Path("s.csv").read_bytes()
     assert part.endswith(b"\n")
     assert wanted.startswith(part)
@@ -100,6 +103,37 @@ def test_a_state_belongs_to_its_stream_and_its_answers(run: Run) -> None:
     assert run(*STREAM, *MODEL, "--force").code == 0
     Path("s.state").unlink()
     assert "s.csv is there already" in run(*STREAM, *MODEL).err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stream_is_stopped_with_all_its_processes(run: Run, work: Path, number: int) -> None:
+    """As a terminal does at Ctrl-C, and systemd when a service ends."""
+    np.save("many.npy", pictures(300, 2)[0].permute(0, 2, 3, 1).numpy())  # so many that others decode them
+    words = ("stream", "many.npy", *STREAM[2:])
+    process = start(work, *words, *SLOW)
+    wait_for_calls(process, work, 20)
+    os.killpg(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "the same command goes on" in err, "Traceback" in err) == (128 + number, True, False), (
+        err
+    )
+    part = Path("s.csv").read_bytes()
+    found = run(*words, *MODEL, "--json")
+    assert (found.code, found.json["report"]["images"]) == (0, 300), found.err
+    assert Path("s.csv").read_bytes().startswith(part)
+
+
+def test_what_is_ignored_stays_ignored_and_sigterm_ends_all_the_same(work: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script starts what it puts into the background
+    try:
+        process = start(work, *STREAM, *SLOW)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_for_calls(process, work, 6)
+    process.send_signal(signal.SIGINT)
+    wait_for_calls(process, work, 12)
+    code, err = stop(process, signal.SIGTERM)
+    assert (code, "the same command goes on" in err) == (143, True), err
 
 
 def test_stream_answers_and_starts_from_a_domain_file(run: Run, adapted: Path) -> None:

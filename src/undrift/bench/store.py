@@ -1,15 +1,14 @@
 """Finished cells, a JSON file each: they accumulate, survive a kill, and merge by copying files together."""
 
 import json
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from undrift._atomic import write_text
 from undrift._errors import DataError
+from undrift._lock import held
 from undrift.bench.cell import Cell
 
 Record = dict[str, Any]
@@ -103,38 +102,16 @@ class Store:
 @contextmanager
 def _held(place: Path) -> Iterator[bool]:
     """Hold a lock for the length of a `with` block; False where another process has it."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        file = place.open("w")
-    except OSError as error:
-        raise DataError(
-            f"{place} cannot be written ({error.strerror}); needed: a folder of results that this process may write "
-            "to. Name another with --results, or delete the file where a run of somebody else has left it."
-        ) from error
-    with file:
-        if not _locked(file):
-            yield False
-        elif not place.exists() or not os.path.samestat(os.fstat(file.fileno()), place.stat()):
-            yield False  # whoever had it has just let it go, and deleted it: it is nobody's, or the next one's
-        else:
-            try:
-                yield True
-            finally:
-                place.unlink(missing_ok=True)
-
-
-def _locked(file: IO[str]) -> bool:
-    if sys.platform == "win32":  # no such locks: two processes may run one cell there, and the later record stays
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        pass
-    return True
+    with ExitStack() as stack:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            mine = stack.enter_context(held(place))
+        except OSError as error:
+            raise DataError(
+                f"{place} cannot be written ({error.strerror}); needed: a folder of results that this process may "
+                "write to. Name another with --results, or delete the file where a run of somebody else has left it."
+            ) from error
+        yield mine
 
 
 def _load(place: Path) -> Record:

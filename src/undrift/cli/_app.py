@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from undrift._heap import keep_freed
+from undrift.cli._signals import sigterm_as_ctrl_c
 
 COMMANDS = {
     "adapt": "Adapt a network to unlabelled images and write a domain file.",
@@ -26,21 +27,27 @@ COMMANDS = {
     "bench": "Compare methods: a benchmark's cells, tables and figures.",
 }
 
-OK, ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 _ABOUT = (
     "Adapt a network to a new domain without its source data. Exit codes: 0 done, 1 an input or output was not what "
-    "was needed, 2 wrong usage, 130 Ctrl-C."
+    "was needed, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # a process of our own, not a caller's
-        keep_freed()
-        _print_anything()
+    if arguments is not None:  # in a caller's process, whose memory, streams and signals are its own
+        return _run(list(arguments))
+    keep_freed()
+    _print_anything()
+    with sigterm_as_ctrl_c() as came:
+        code = _run(sys.argv[1:])
+    return TERMINATED if came and code == INTERRUPTED else code
+
+
+def _run(given: Sequence[str]) -> int:
     try:
-        outcome = make_app(given)(given, prog_name="undrift", standalone_mode=False)
+        outcome = make_app(given)(list(given), prog_name="undrift", standalone_mode=False)
     except KeyboardInterrupt:  # before a command has begun, or after it ended
         print("stopped; nothing was written.", file=sys.stderr)
         return INTERRUPTED

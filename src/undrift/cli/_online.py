@@ -28,7 +28,7 @@ def open_both(
     force: bool,
     inputs: Iterable[Path] = (),
     domain: Path | None = None,
-    going_on: Path | None = None,
+    going_on: Iterable[Path | None] = (),
 ) -> "tuple[Opened, Domain]":
     """Return the source network and the images, which it has seen to fit; what is to be written can be written.
 
@@ -36,7 +36,7 @@ def open_both(
         outputs: files to be written; none may replace the network, the images or another input.
         inputs: what else is read.
         domain: the domain file to start from, if there is one.
-        going_on: a file to be written that may be there already, to go on from.
+        going_on: files to be written that may be there already: a run goes on with them.
     """
     weights = model.get("weights")
     claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images), *inputs), going_on)

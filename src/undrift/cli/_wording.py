@@ -6,6 +6,7 @@ ON_THE_SHELL = {
     "export(model, path, images=…)": "`undrift export … --images FOLDER`",
     "samples=0 asks": "--samples 0 asks",
     "samples=1 or more": "--samples 1 or more",
+    ", and write it again.": ", and run the same command again.",
     "With checkpoint=…": "With --checkpoint FILE",
     "Call adapt again with checkpoint=": "Give the same command again, with --checkpoint ",
     'format="torch.export"': "--format torch.export",

@@ -12,7 +12,7 @@ from undrift.cli._likelihood import LikelihoodFlags
 from undrift.cli._method import MethodName, Settings, choose
 from undrift.cli._model import ModelFlags
 from undrift.cli._online import open_both, perturbed_afresh
-from undrift.cli._places import Force, beside
+from undrift.cli._places import Force, alone, beside
 from undrift.cli._session import Session, command
 from undrift.options import Options
 
@@ -64,23 +64,24 @@ def run(
     chosen = choose("adapt", method, settings, preset, options, likelihood, seed)
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
     outputs = (out, history_path, plot_path)
-    opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=checkpoint)
+    opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=(checkpoint,))
     parts = chosen.parts(root, opened.preprocess)
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
     session.kept = _kept(checkpoint)
-    history = adapt(
-        perturbed,
-        held,
-        parts.likelihood,
-        epochs if chosen.recipe is None or epochs else chosen.recipe.epochs,
-        batch_size=batch_size if chosen.recipe is None or batch_size else chosen.recipe.batch_size,
-        keep=which,
-        checkpoint=checkpoint,
-        keepers=parts.keepers,
-        generator=torch.Generator().manual_seed(seed),
-        progress=False if session.quiet else None,
-    )
+    with alone(checkpoint):
+        history = adapt(
+            perturbed,
+            held,
+            parts.likelihood,
+            epochs if chosen.recipe is None or epochs else chosen.recipe.epochs,
+            batch_size=batch_size if chosen.recipe is None or batch_size else chosen.recipe.batch_size,
+            keep=which,
+            checkpoint=checkpoint,
+            keepers=parts.keepers,
+            generator=torch.Generator().manual_seed(seed),
+            progress=False if session.quiet else None,
+        )
     # All files before the first line: whatever becomes of what is printed, the result is there.
     save(perturbed, out, source=opened.source.name)
     session.kept = f"{out} was written whole."

@@ -15,6 +15,7 @@ from undrift.cli._model import ModelFlags
 from undrift.cli._online import open_both, open_perturbed, perturbed_afresh
 from undrift.cli._places import Force
 from undrift.cli._session import Session, command
+from undrift.cli._signals import stopping_between_batches
 from undrift.options import Options
 
 
@@ -32,7 +33,11 @@ def run(
     domain: Annotated[Path | None, typer.Option(help="A domain file to start from.", metavar="FILE")] = None,
     out: Annotated[Path | None, typer.Option(help="The domain file to write at the end.", metavar="FILE")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Where the stream stands; the same command goes on from it.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Where the stream stands: the same command goes on from it, --force or not. Remove it to start anew.",
+            metavar="FILE",
+        ),
     ] = None,
     state_every: Annotated[int, typer.Option(help="Batches between two states.", min=1)] = 10,
     method: MethodName = None,
@@ -55,11 +60,13 @@ def run(
 ) -> dict[str, Any]:
     """Adapt and answer batch by batch, as images arrive.
 
-    Answers are appended in whole lines. With --state a stream that was stopped, or killed, goes on where it stood.
+    Answers are appended in whole lines. With --state a stream that was stopped, or killed, goes on where it stood, and
+    one that ended goes on with the images that came since.
 
     Example: undrift stream camera/ --weights source.safetensors --answers answers.csv --state camera.state
     """
-    from undrift.cli._resumable import AnswerLog, Keeper, identity_of, read_state, stopping_between_batches
+    from undrift.cli._resumable import files_of
+    from undrift.cli._stream_state import identity_of
     from undrift.file import save
     from undrift.stream import stream
 
@@ -71,64 +78,61 @@ def run(
         )
     if answers.suffix != ".csv":
         raise OptionError(f"{answers} is to hold answers, line by line; needed: a name that ends in .csv. Name it so.")
-    resuming = state is not None and state.exists() and not force
-    # A stream that goes on writes on in its own files.
-    outputs = (out,) if resuming else (out, answers, state)
-    opened, pictures = open_both(session, model, images, root, outputs, force, chosen.files(), domain)
-    check_threshold(abstain_below, opened.classes)
-    parts = chosen.parts(root, opened.preprocess)
-    if chosen.recipe is None:
-        perturbed = open_perturbed(opened, domain, preset, options, seed)
-    else:
-        perturbed = perturbed_afresh(opened, parts.options, seed)
-    episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
-    batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)
-    identity = identity_of(perturbed, pictures, domain) | {
-        "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
-        "method": method,
-        "settings": sorted(settings or ()),
-        "likelihood": sorted(likelihood.items()),
-        "batch_size": batch_size,
-        "seed": seed,
-        "episodic": episodic,
-        "guard": guard,
-        "abstain_below": abstain_below,
-    }
-    saved = read_state(state, identity) if resuming and state is not None else None
-    left = InOrder(pictures, batch_size, 0 if saved is None else saved.position, opened.device)
-    going = stream(
-        perturbed,
-        left,
-        parts.likelihood,
-        answer=options.get("answer"),
-        lr=options.get("stream_lr"),
-        episodic=episodic,
-        guard=guard,
-        captured=captured,
-        keepers=parts.keepers,
-        progress=not session.quiet,
-    )
-    if saved is not None:
-        going.load_state_dict(saved.stream)
-        session.note(f"going on from {state}, after {saved.position:,} images")
-    log = AnswerLog(answers, saved)
-    keeper = Keeper(session, log, state, identity)
-    before = {} if saved is None else dict(saved.skipped)
-    try:
-        keeper.note(left, going, before, write=True)  # a disk that cannot take it shows at once
-        with stopping_between_batches() as pressed:
-            for number, prediction in enumerate(going, 1):
-                log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
-                keeper.note(left, going, before | skipped_of(left.domain), number % state_every == 0 or bool(pressed))
-                if pressed:
-                    raise KeyboardInterrupt
-            keeper.note(left, going, before | skipped_of(left.domain), write=True)
-    finally:
-        going.close()
-        log.close()
-    if out is not None:  # before the first line, as in adapt
-        with going.answering() as answered:
-            save(answered, out, source=opened.source.name)
+    with files_of(session, answers, state, out, force) as files:
+        opened, pictures = open_both(
+            session, model, images, root, files.new, force, chosen.files(), domain, files.going_on
+        )
+        check_threshold(abstain_below, opened.classes)
+        parts = chosen.parts(root, opened.preprocess)
+        if chosen.recipe is None:
+            perturbed = open_perturbed(opened, domain, preset, options, seed)
+        else:
+            perturbed = perturbed_afresh(opened, parts.options, seed)
+        episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
+        batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)
+        identity = identity_of(perturbed, pictures, domain) | {
+            "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
+            "method": method,
+            "settings": sorted(settings or ()),
+            "likelihood": sorted(likelihood.items()),
+            "batch_size": batch_size,
+            "seed": seed,
+            "episodic": episodic,
+            "guard": guard,
+            "abstain_below": abstain_below,
+        }
+        saved = files.find(identity, pictures)
+        left = InOrder(pictures, batch_size, 0 if saved is None else saved.position, opened.device)
+        going = stream(
+            perturbed,
+            left,
+            parts.likelihood,
+            answer=options.get("answer"),
+            lr=options.get("stream_lr"),
+            episodic=episodic,
+            guard=guard,
+            captured=captured,
+            keepers=parts.keepers,
+            progress=not session.quiet,
+        )
+        if saved is not None:
+            going.load_state_dict(saved.stream)
+        before = {} if saved is None else dict(saved.skipped)
+        files.open(saved, pictures)
+        try:
+            files.note(left, going, before, write=True)  # a disk that cannot take it shows at once
+            with stopping_between_batches() as pressed:
+                for number, prediction in enumerate(going, 1):
+                    files.log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
+                    files.note(left, going, before | skipped_of(left.domain), number % state_every == 0)
+                    if pressed:
+                        break
+                files.note(left, going, before | skipped_of(left.domain), write=True)
+        finally:
+            going.close()
+        if out is not None:  # before the first line, as in adapt
+            with going.answering() as answered:
+                save(answered, out, source=opened.source.name)
     session.say(str(going.report))
     wrote = [session.wrote(path) for path in (answers, out) if path is not None]
     return {
