@@ -1,8 +1,11 @@
 """Streams: one step a batch, one answer a batch, and the model is the user's in between."""
 
 import copy
+import dataclasses
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -149,6 +152,18 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 def test_misuse_is_named(call: object, error: type[Exception], what: str) -> None:
     with pytest.raises(error, match=what):
         call(model_of())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_advice_for_a_domain_can_be_followed(labelled: bool, tmp_path: Path) -> None:
+    pixels = (images(6) * 255).to(torch.uint8)
+    labels = torch.zeros(6, dtype=torch.long) if labelled else None
+    np.save(tmp_path / "images.npy", pixels.permute(0, 2, 3, 1).numpy())
+    files = dataclasses.replace(undrift.data.images(tmp_path / "images.npy"), labels=labels)
+    for domain in (files, undrift.data.TensorDomain("six", pixels, labels)):
+        with pytest.raises(undrift.DataError, match=r"an iterable of batches.*\(domain\.named_batches\(200\)\)"):
+            stream(model_of(), domain)
+        assert [len(p) for p in stream(model_of(), domain.named_batches(4))] == [4, 2]
 
 
 def test_activation_checkpointing_gives_the_same_stream() -> None:

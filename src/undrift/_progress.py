@@ -1,7 +1,9 @@
 """A progress bar with numbers beside it, on a terminal and nowhere else."""
 
+import contextlib
 import sys
 from types import TracebackType
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -10,6 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 class Bar:
     """Shows how far a loop is and its latest numbers; a log file or a pipe gets nothing.
 
+    A terminal that is closed meanwhile is no reason for the loop to end.
+
     Examples:
         >>> with Bar("adapt", total=2, shown=False) as bar:
         ...     bar.advance(loss=0.5, epoch="1/15")
@@ -17,7 +21,8 @@ class Bar:
 
     def __init__(self, what: str, total: int | None, shown: bool | None = None, done: int = 0) -> None:
         # On stderr: what a command prints to stdout may be read by another.
-        visible = sys.stderr.isatty() if shown is None else shown
+        terminal = _Terminal()
+        visible = terminal.isatty() if shown is None or sys.stderr is None else shown
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -25,7 +30,7 @@ class Bar:
             TimeRemainingColumn(),
             TextColumn("{task.fields[numbers]}"),
         )
-        self._progress = Progress(*columns, console=Console(stderr=True), disable=not visible)
+        self._progress = Progress(*columns, console=Console(file=cast(IO[str], terminal)), disable=not visible)
         self._task = self._progress.add_task(what, total=total, completed=done, numbers="")
 
     def __enter__(self) -> "Bar":
@@ -45,6 +50,32 @@ class Bar:
     def say(self, what: str) -> None:
         """Change the words before the bar."""
         self._progress.update(self._task, description=what)
+
+
+class _Terminal:
+    """stderr that raises nothing where nobody is left to read it.
+
+    Not caught around rich's calls instead: it writes from a thread of its own too, and one that raised half-way would
+    leave sys.stderr in the bar's hands.
+    """
+
+    def __init__(self) -> None:
+        self._file: Any = getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # None where stderr is closed
+
+    def isatty(self) -> bool:
+        return self._file is not None and bool(self._file.isatty())
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _short(value: float | str) -> str:

@@ -193,7 +193,7 @@ class Rerun(nn.Module):
                 return None
             holder, _, attribute = name.rpartition(".")
             module = layer.get_submodule(holder)
-            weight = getattr(module, attribute).detach()
+            weight = getattr(module, attribute)  # not detached: where it is trained, this pass is all that teaches it
             weights[name] = (weight + noise.draw(module, weight.shape, key)).to(weight.dtype)
         # Its forward, not the module: the user's hooks on it see one call.
         return functional_call(self._forward[0], {f"layer.{n}": w for n, w in weights.items()}, args, kwargs)

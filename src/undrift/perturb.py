@@ -14,6 +14,7 @@ from undrift._compiler import guard_hooks
 from undrift._empty import refuse_empty
 from undrift._errors import CannotPerturb, UndriftError
 from undrift._swap import Trained
+from undrift._tied import held_weights, refuse_crosswise
 from undrift.key import Key
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
@@ -72,6 +73,7 @@ def perturb(
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
     refuse_empty(net, [choice.layer for choice in choices if choice.why_not is None])
+    refuse_crosswise(choices, chosen)
     guard_hooks()
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
@@ -223,16 +225,11 @@ class Perturbed(nn.Module):
             energy = self.options.first_energy if choice is choices[0] else self.options.energy
             sharing = self.options.conv_sharing if layers.kind(layer) in {"conv", "conv_transpose"} else None
             noises = {}
-            for name in layers.weight_names(layer):
-                holder, _, attribute = name.rpartition(".")
-                module = layer.get_submodule(holder)
-                weight = layers.effective_weight(module, attribute)
-                # Two modules that share one parameter share its perturbation.
-                tied = id(module._parameters.get(attribute, module))
+            for name, module, attribute, tied in held_weights(layer):
                 if tied not in by_weight:
                     by_weight[tied] = noise = Noise(
                         module,
-                        weight,
+                        layers.effective_weight(module, attribute),
                         sharing or self.options.linear_sharing,
                         energy,
                         self.options,

@@ -103,7 +103,8 @@ def stream(
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise DataError(
             f"batches is a {type(batches).__name__}; a stream needs an iterable of batches. "
-            "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's (domain.batches(200))."
+            "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's "
+            "(domain.named_batches(200))."
         )
     given = {"likelihood": likelihood, "keepers": tuple(keepers) or None, "preprocess": preprocess, "classes": classes}
     begun = named("stream", method, settings, given)

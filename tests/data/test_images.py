@@ -86,14 +86,35 @@ def test_nothing_but_broken_images_is_an_error(tmp_path):
             read(data.images(tmp_path))
 
 
+def test_the_rest_of_a_domain_may_be_broken(folder):
+    rest = data.images(folder, preprocess=SMALL).select([3, 4])
+    assert [source.name.rpartition("/")[2] for source in rest.sources] == ["cut.png", "empty.jpg"]
+    with pytest.raises(DataError, match="at least one that can be read"):
+        list(rest._batches(list, 2, None, False, "cpu", None))
+    batches = rest._batches(list, 2, None, False, "cpu", None, True)
+    with pytest.warns(UndriftWarning, match="2 of 2 images could not be read and were skipped"):
+        assert list(batches) == []
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_sizes_that_do_not_go_together_are_said(tmp_path, picture, workers):
-    (tmp_path / "a.png").write_bytes(picture(0, (12, 10)))
-    (tmp_path / "b.png").write_bytes(picture(1, (10, 10)))
+@pytest.mark.parametrize("odd", ["a.png", "b.png", "c.png"])
+def test_an_image_of_another_size_is_named(tmp_path, picture, odd, workers):
+    for seed, name in enumerate(("a.png", "b.png", "c.png")):
+        (tmp_path / name).write_bytes(picture(seed, (10, 10) if name == odd else (12, 10)))
     domain = data.images(tmp_path)
-    with pytest.raises(DataError, match=r"\(12×10 and 10×10\); needed: one size\. Give .* `crop`"):
-        list(domain.named_batches(2, workers=workers))
-    assert [images.shape[2] for images, _ in domain.named_batches(1, workers=workers)] == [12, 10]
+    facts = rf"{odd} has 10×10 pixels, the usual size of its batch \(2 of 3\) is 12×10; needed: one size\. .*--crop 224"
+    with pytest.raises(DataError, match=facts):
+        list(domain.named_batches(3, workers=workers))
+    sizes = [images.shape[2] for images, _ in domain.named_batches(1, workers=workers)]  # not met in one batch
+    assert sorted(sizes) == [10, 12, 12]
+
+
+def test_a_held_domain_names_the_image_of_another_size(tmp_path, picture, monkeypatch):
+    monkeypatch.setattr("undrift.data._domain.HOLD_BATCH", 2)
+    for seed, name in enumerate(("a.png", "b.png", "c.png")):
+        (tmp_path / name).write_bytes(picture(seed, (10, 10) if name == "c.png" else (12, 10)))
+    with pytest.raises(DataError, match=r"c\.png has 10×10 pixels, that of the 2 before it is 12×10; needed: one size"):
+        data.images(tmp_path).hold()
 
 
 def test_too_small_and_too_deep_images_are_skipped_with_their_reason(tmp_path, picture):

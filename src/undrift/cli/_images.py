@@ -83,7 +83,8 @@ class InOrder:
         if isinstance(domain, TensorDomain):
             batches = domain._batches(list, size, None, False)
         else:
-            batches = domain._batches(list, size, None, False, "cpu", None)
+            # Some image was read before: those that are left may all be broken, as at the end of a whole stream.
+            batches = domain._batches(list, size, None, False, "cpu", None, self._start > 0)
         for images, places in batches:
             self.names = [name_of(domain, place) for place in places]
             # Batches begin at multiples of their size, whatever images in them could not be read.

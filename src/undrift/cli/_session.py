@@ -27,6 +27,8 @@ from undrift.cli._flags import parameters_of, signed
 from undrift.cli._wording import in_shell
 
 Run = Callable[..., Mapping[str, Any] | None]
+NOBODY_THERE = (errno.EPIPE, errno.EIO)
+"""What printing to a closed pipe, and to a closed terminal, raises."""
 
 
 class _Console(Console):
@@ -43,7 +45,8 @@ class Session:
         quiet: draw no progress bar.
         warnings: what was said loudly so far.
         kept: what Ctrl-C would leave behind, in words; commands change it as they go.
-        unread: whether somebody stopped reading what is printed; the command goes on, as files may be left to write.
+        unread: whether what is printed got lost (a closed pipe or terminal, a full disk); the command goes on, as files
+            may be left to write.
     """
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
@@ -86,11 +89,14 @@ class Session:
         if self.as_json:
             self._print_json({"error": kind, "message": message, "warnings": self.warnings})
 
+    def put(self, text: str) -> None:
+        """Print to stdout as it is: what a program reads."""
+        with self._printing(sys.stdout):
+            print(text, end="", flush=True)
+
     def _print(self, console: Console, text: str, style: str) -> None:
-        try:
+        with self._printing(console.file):
             console.print(Text(text, style=style))
-        except BrokenPipeError:
-            self._no_reader(console.file)
 
     def _print_json(self, values: Any) -> None:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
@@ -98,15 +104,22 @@ class Session:
             text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
         except UnicodeEncodeError:  # a path with "?" in it would be another path
             text = json.dumps(values, allow_nan=False)
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:
-            self._no_reader(sys.stdout)
+        self.put(text + "\n")
 
-    def _no_reader(self, stream: IO[str]) -> None:
-        """Take note that nobody reads a stream any more, and send what is still printed there nowhere."""
-        self.unread = True
-        _silence(stream)
+    @contextmanager
+    def _printing(self, stream: IO[str]) -> Iterator[None]:
+        """Take note where a stream takes no more, and send what is still printed there nowhere."""
+        try:
+            yield
+        except OSError as error:
+            self.unread = True
+            _silence(stream)
+            if error.errno not in NOBODY_THERE and stream is not self._aside.file:
+                self.note(
+                    f"DataError: what was to be printed could not be written ({error.strerror or error}); needed: room "
+                    "for it. The command goes on with its files. Free some space, or print elsewhere.",
+                    "bold red",
+                )
 
     @contextmanager
     def hearing_warnings(self) -> Iterator[None]:
@@ -176,8 +189,10 @@ def _end(session: Session, error: BaseException) -> int:
 
 
 def _silence(stream: IO[str]) -> None:
-    """Send a stream nowhere; else Python would complain of the broken pipe once more while it shuts down."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    """Send a stream nowhere; else Python would complain of what it still holds once more while it shuts down."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _of_system(error: OSError) -> DataError:

@@ -114,7 +114,7 @@ def run(
     result = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
     if isinstance(table, InMemory):
         if not session.as_json:
-            print(csv_lines([COLUMNS, *table.rows]).decode(), end="", flush=True)
+            session.put(csv_lines([COLUMNS, *table.rows]).decode())
         return {**result, "answers": as_dicts(table.rows)}
     assert out is not None
     session.kept = f"{out} was written whole."

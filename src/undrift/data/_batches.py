@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,12 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 from undrift._errors import DataError, OptionError, UndriftWarning
 
 from ._sources import UNREADABLE, ArraySource, Source, pillow
+from ._workers import items_of, shared, usual_workers
 from .preprocess import Preprocess
 
 Target = TypeVar("Target")
 Chunk = list[int]
-FEW = 256
-"""Below this many images, starting worker processes costs more than they save."""
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Batches(Generic[Target]):
     """Pairs of images (float, as the network wants them) and targets; can be gone through again and again.
 
     Broken images are left out and written to `skipped`, which is complete after one pass; the first pass that skips
-    any says so in a warning.
+    any says so in a warning. A pass without any that can be read raises, unless it `may_be_empty`.
     """
 
     def __init__(
@@ -72,13 +71,14 @@ class Batches(Generic[Target]):
         generator: torch.Generator | None,
         drop_last: bool,
         device: torch.device,
+        may_be_empty: bool = False,
     ) -> None:
         if batch_size < 1:
             raise OptionError(f"batch_size is {batch_size}; needed: 1 or more. 64 to 200 are usual.")
         self.skipped = Skipped(total)
         self._fetch, self._finish, self._target = fetch, finish, target
         self._batch_size, self._drop_last = batch_size, drop_last
-        self._generator, self._device = generator, device
+        self._generator, self._device, self._may_be_empty = generator, device, may_be_empty
         self._warned = False
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class Batches(Generic[Target]):
         count = self.skipped.total
         order = torch.randperm(count, generator=self._generator).tolist() if self._generator else list(range(count))
         chunks = [order[at : at + self._batch_size] for at in range(0, count, self._batch_size)][: len(self)]
-        for decoded in read(chunks, self._fetch, self.skipped):
+        for decoded in read(chunks, self._fetch, self.skipped, self._may_be_empty):
             images = decoded.images.to(self._device, non_blocking=True)
             yield self._finish(images), self._target(decoded.indices)
         if self.skipped.reasons and not self._warned:
@@ -98,9 +98,14 @@ class Batches(Generic[Target]):
             self.skipped.warn()
 
 
-def read(chunks: list[Chunk], fetch: Callable[[list[Chunk]], Iterable[Decoded]], skipped: Skipped) -> Iterator[Decoded]:
-    """Yield the chunks that have an image left, noting the broken ones in `skipped`; raises if nothing is left."""
-    any_left = False
+def read(
+    chunks: list[Chunk],
+    fetch: Callable[[list[Chunk]], Iterable[Decoded]],
+    skipped: Skipped,
+    may_be_empty: bool = False,
+) -> Iterator[Decoded]:
+    """Yield the chunks that have an image left, noting the broken ones in `skipped`; raises if none has."""
+    any_left = may_be_empty
     for decoded in fetch(chunks):
         skipped.reasons.update(decoded.broken)
         if decoded.problem:
@@ -132,7 +137,7 @@ class FileFetch:
             num_workers=min(self._workers, len(chunks)),
             pin_memory=self._pin,
         )
-        return loader
+        return items_of(loader)
 
 
 class _Decoder(Dataset[Decoded]):
@@ -151,23 +156,30 @@ class _Decoder(Dataset[Decoded]):
             except UNREADABLE as error:
                 broken[source.name] = str(error) or type(error).__name__
         if len({image.shape for image in images}) > 1:
-            first, other = images[0], next(image for image in images if image.shape != images[0].shape)
-            problem = (
-                f"images of different sizes meet in one batch ({_size(first)} and {_size(other)}); needed: one size. "
-                "Give the domain a preprocessing with `crop`, or with `resize` to (height, width)."
-            )
-            return Decoded([], torch.empty(0), broken, problem)
-        return Decoded(indices, torch.stack(images) if images else torch.empty(0), broken, "")
+            return Decoded([], torch.empty(0), broken, self._unlike(indices, images))
+        batch = torch.stack(images) if images else torch.empty(0)
+        problem = shared(batch)
+        return Decoded([], torch.empty(0), broken, problem) if problem else Decoded(indices, batch, broken, "")
+
+    def _unlike(self, indices: Chunk, images: list[Tensor]) -> str:
+        """Return what to say of images that do not make a batch: most are of one size, and another is named."""
+        (usual, count), *_ = Counter(image.shape for image in images).most_common()
+        odd = next(place for place, image in enumerate(images) if image.shape != usual)
+        name = self.sources[indices[odd]].name
+        return other_size(name, images[odd].shape, f"the usual size of its batch ({count} of {len(images)}) is", usual)
 
 
-def usual_workers(images: int) -> int:
-    """Return how many processes to decode with: none for a few images, else the cores this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 0 if images < FEW else cores
+def other_size(name: str, found: torch.Size, others: str, usual: torch.Size) -> str:
+    """Return three facts about an image that cannot lie in one tensor with others.
 
-
-def _size(image: Tensor) -> str:
-    return f"{image.shape[1]}×{image.shape[2]}"
+    It is not skipped as broken ones are: nothing is wrong with it, the size that most of a batch have is chance, and a
+    network that never sees upright photographs has adapted to something else.
+    """
+    return (
+        f"{name} has {found[1]}×{found[2]} pixels, {others} {usual[1]}×{usual[2]}; needed: one size. Cut or bring all "
+        "to it in the preprocessing (crop=224 or resize=(224, 224); on the command line --crop 224 or --resize "
+        "224x224), or convert that image."
+    )
 
 
 def _unchanged(decoded: Any) -> Any:

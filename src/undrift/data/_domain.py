@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift._errors import DataError, OptionError
 
-from ._batches import Batches, Chunk, Decoded, FileFetch, Skipped, read
+from ._batches import Batches, Chunk, Decoded, FileFetch, Skipped, other_size, read
 from ._sources import Source
 from .preprocess import RAW, Preprocess
 
@@ -63,7 +63,8 @@ class FileDomain:
 
         Args:
             drop_last: leave out a last batch that is not full.
-            workers: processes that decode; 0 decodes in this one, None takes as many as there are cores.
+            workers: processes that decode; 0 decodes in this one, None takes as many as there are cores, or as the
+                environment variable UNDRIFT_WORKERS says.
         """
         labels = _labels(self).to(device)
         return self._batches(lambda chunk: labels[chunk], batch_size, generator, drop_last, device, workers)
@@ -96,10 +97,8 @@ class FileDomain:
             if held is None:
                 held = torch.empty((len(self), *images.shape[1:]), dtype=torch.uint8, device=device)
             if held.shape[1:] != images.shape[1:]:
-                raise DataError(
-                    f"{self.name} has images of {tuple(held.shape[2:])} and {tuple(images.shape[2:])} pixels; needed: "
-                    "one size, to hold them in a tensor. Give the domain a preprocessing with `crop`."
-                )
+                odd, usual = self.sources[decoded.indices[0]].name, f"that of the {len(kept)} before it is"
+                raise DataError(other_size(odd, images.shape[1:], usual, held.shape[1:]))
             held[len(kept) : len(kept) + len(images)].copy_(images, non_blocking=True)
             kept += decoded.indices
         if held is None:
@@ -124,6 +123,7 @@ class FileDomain:
         drop_last: bool,
         device: torch.device | str,
         workers: int | None,
+        may_be_empty: bool = False,
     ) -> Batches[_Target]:
         return Batches(
             FileFetch(self.sources, self.preprocess, workers, _pin(device)),
@@ -134,6 +134,7 @@ class FileDomain:
             generator=generator,
             drop_last=drop_last,
             device=torch.device(device),
+            may_be_empty=may_be_empty,
         )
 
 
