@@ -10,7 +10,6 @@ import argparse
 import json
 import re
 import runpy
-import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +24,7 @@ from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, title
 from undrift.bench.offline_sets import SETS, Task
 from undrift.bench.online import Online
-from undrift.bench.table import DAGGER, NOT_RUN, footnotes, marked
+from undrift.bench.table import DAGGER, NOT_MEASURED, NOT_RUN, footnotes, marked
 from undrift.bench.table import markdown as table
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +51,7 @@ def online(name: str, request: Request) -> str:
     header = ["method", error.title, "published %", *(column.title for column in others)]
     records = [record for row in shown for record in part.records(row)]
     below = footnotes({row.label: part.records(row) for row in shown})
+    below += [f"- {bench.note}"] if bench.note else []  # what the published values beside ours are of
     left = _left(len(bench.rows), run, shown, [name])
     return _block(heading, about(records), table(header, lines), _below(shown, below, left))
 
@@ -65,13 +65,16 @@ def pacs(request: Request) -> str:
     if not run:
         return f"{heading} Not run yet."
     shown, tasks = _few(run), [task for task in page.main if any(page.records(row, task) for row in run)]
-    lines = [[title(row), *(_three(page, row, task) for task in tasks)] for row in shown]
+    lines = [
+        [marked(title(row), page.of_row(row, tasks)), *(_three(page, row, task) for task in tasks)] for row in shown
+    ]
     records = [record for row in shown for task in tasks for record in page.records(row, task)]
     left = _left(len(offline.rows), run, shown, [offline.name, "generalized"])
     untouched = sum(not any(page.records(row, task) for row in offline.rows) for task in page.tasks)
     left += f" {untouched} of {len(page.tasks)} tasks are not run yet." if untouched else ""
     header = ["method", *(task.title for task in tasks)]
-    return _block(heading, about(records), table(header, lines), _below(shown, [], left))
+    below = footnotes({row.label: page.of_row(row, tasks) for row in shown})
+    return _block(heading, about(records), table(header, lines), _below(shown, below, left))
 
 
 def cells(request: Request) -> str:
@@ -151,8 +154,10 @@ def _three(page: Page, row: Row, task: Task) -> str:
     records = page.records(row, task)
     if not records:
         return NOT_RUN
-    names = ("accuracy", "source_accuracy", "harmonic")
-    return " / ".join(f"{100 * statistics.fmean(r[name] for r in records):.1f}" for name in names)
+    known = {name: page.measured(row, [task], name) for name in ("accuracy", "source_accuracy", "harmonic")}
+    return " / ".join(
+        f"{100 * page.of_any_seed(row, there, name):.1f}" if there else NOT_MEASURED for name, there in known.items()
+    )
 
 
 def _left(rows: int, run: list[Row], shown: list[Row], pages: list[str]) -> str:

@@ -153,6 +153,12 @@ def test_a_tiny_speed_leaves_the_real_record_alone(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "speed-cpu.json").read_text() == "real"
 
 
+def test_every_benchmark_can_be_tried_and_table1_is_one(tmp_path: Path) -> None:
+    assert set(OPTIONS["--tiny"]) == set(NAMES)
+    assert main(["bench", "table1", "--tiny", "--quiet", "--results", str(tmp_path)]) == 0
+    assert set(held(tmp_path)) == {"tiny/table1.json", "tiny/table1.md"}
+
+
 @pytest.mark.parametrize(
     ("words", "ending"),
     [
@@ -179,7 +185,7 @@ def test_nothing_finished_leaves_a_page_and_says_so(tmp_path: Path, capsys: pyte
 
 
 IGNORED = [
-    *(["table1", *words] for words in (["--only", "tent"], ["--settings", "all"], ["--networks", "foo"], ["--tiny"])),
+    *(["table1", *words] for words in (["--only", "tent"], ["--settings", "all"], ["--networks", "foo"])),
     *(["speed", *words] for words in (["--settings", "all"], ["--networks", "foo"], ["--tier", "B"], ["--fast"])),
     *(["speed", *words] for words in (["--seeds", "3"], ["--weights", "wrn40_2=x"], ["--resnet50", "x"])),
     *(["analysis", *words] for words in (["--networks", "foo"], ["--seeds", "3"], ["--weights", "wrn28_10=x"])),

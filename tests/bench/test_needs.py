@@ -3,12 +3,13 @@
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import undrift
 from undrift import methods
@@ -21,6 +22,7 @@ from undrift.bench.online import Online
 from undrift.bench.rows import online_rows
 from undrift.bench.run import hearing
 from undrift.bench.streaming import clean_samples
+from undrift.bench.tiny_parts import TinyParts
 from undrift.cli import main
 from undrift.keep import Moments
 from undrift.likelihood.second_head import rotation_head
@@ -41,12 +43,30 @@ def online() -> Online:
 @pytest.mark.parametrize(("method", "part"), [("ttt", "head"), ("bacs", "posterior")])
 def test_a_method_without_its_trained_part_is_not_run(method: str, part: str, tmp_path: Path) -> None:
     said: list[str] = []
-    outcome = run(online(), tiny(tmp_path, method), said.append, quiet=True)
+    real = replace(tiny(tmp_path, method), tiny=False, networks=("wrn40_2",))
+    outcome = run(online(), real, said.append, quiet=True)
     assert (outcome.ran, outcome.failed, outcome.left) == (0, 0, 1)
-    assert f"--set {part}=FILE" in said[0]
+    assert said[0].endswith(f"Give it with --set {part}=FILE, one network at a time (--networks wrn40_2).")
     outcome = run(online(), tiny(tmp_path, method, **{part: str(tmp_path / "none")}), said.append, quiet=True)
     assert (outcome.ran, outcome.left) == (0, 1)
     assert "is no file" in said[-1]
+    assert said[-1].endswith(f"Give it with --set {part}=FILE.")  # --networks tiny would be refused
+
+
+def test_a_trial_runs_methods_whose_parts_are_not_trained(tmp_path: Path) -> None:
+    request = tiny(tmp_path, "ttt", "bacs")
+    outcome = run(online(), request, lambda _: None, quiet=True)
+    assert (outcome.ran, outcome.failed, outcome.left) == (2, 0, 0)
+    for cell, part in zip(online().cells(request), ("posterior", "head"), strict=True):
+        record = Store(tmp_path / "online-c10").finished(cell)
+        assert record is not None
+        assert record["trained"][part].startswith(f"untrained-{part}.safetensors ")
+    parts = TinyParts(tiny_network().load(Request(tiny=True)))
+    tensors = load_file(parts.file("posterior"))
+    assert all(bool((tensor > 0).all()) for name, tensor in tensors.items() if name.startswith("var."))
+    folder = parts.folder
+    del parts
+    assert not folder.exists()
 
 
 def test_a_trained_part_is_taken_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

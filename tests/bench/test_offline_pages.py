@@ -10,6 +10,7 @@ from undrift import methods
 from undrift.bench import Request, Row, Store, generalized, offline_report, published
 from undrift.bench.notes import not_source_free, row_lines
 from undrift.bench.offline import Offline
+from undrift.bench.offline_masked import CHANGES
 from undrift.bench.offline_page import Page, notes
 from undrift.bench.offline_rows import offline_rows
 from undrift.bench.offline_sets import SETS
@@ -122,6 +123,69 @@ def test_a_mean_over_the_main_tasks_counts_their_cells_alone(tmp_path: Path) -> 
     fill(page, page.bench.rows[0], 0.9, 0.5)
     main, whole, _ = tables(generalized.markdown(page.bench, page.store, page.request))
     assert (main[1][-1], whole[1][-1]) == ("6", "12")
+
+
+WITHDRAWN = {"source_accuracy": None, "harmonic": None, "withdrawn": "measured under the wrong mask."}
+
+
+@pytest.mark.parametrize("tasks", [1, 2], ids=["of one task", "of all"])
+def test_a_number_that_was_withdrawn_is_in_no_mean_and_says_why(tasks: int, tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", tiny=True, seeds=2)
+    row = page.bench.rows[0]
+    fill(page, row, 0.9, 0.5)
+    for cell in (cell for task in page.tasks[:tasks] for cell in page.cells(row, task)):
+        record = page.store.finished(cell)
+        assert record is not None
+        page.store.put(cell, record | WITHDRAWN)
+    left = "90.00 ± 0.00 (1 of 2 tasks)" if tasks == 1 else "not measured"
+    for make, source in ((offline_report.markdown, "held-out source %"), (generalized.markdown, "source %")):
+        text = make(page.bench, page.store, page.request)
+        header, line, *_ = tables(text)[0]
+        found = dict(zip(header, line, strict=True))
+        assert (found["method"], found[source]) == ("source †", left)
+        assert "- † source: withdrawn: measured under the wrong mask.\n" in text
+    assert found["target %"] == "50.50 ± 0.71"
+    assert found["mean of harmonics %"] == found["harmonic of means %"]
+    assert found["harmonic of means %"].endswith("(1 of 2 tasks)" if tasks == 1 else "not measured")
+    by_task = tables(text)[-1][1][1:]
+    assert by_task[0] == "not measured / 50.5 ± 0.7 / not measured"
+    assert by_task[1] == ("90.0 ± 0.0 / 50.5 ± 0.7 / 64.7 ± 0.6" if tasks == 1 else by_task[0])
+    assert len(page.compared("harmonic")[1]) == 2 - tasks
+    assert len(page.compared()[1]) == 2
+    assert len(generalized.figures(page.bench, page.store, page.request)) == 2 - tasks
+
+
+def test_seeds_without_a_number_in_common_still_have_a_mean(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", tiny=True, seeds=2)
+    row, first = page.bench.rows[0], page.tasks[0]
+    fill(page, row, 0.9, 0.5)
+    for seed, task in enumerate(page.tasks):  # each seed has lost another task
+        cell = page.cells(row, task)[seed]
+        record = page.store.finished(cell)
+        assert record is not None
+        page.store.put(cell, record | WITHDRAWN)
+    assert page.text(row, page.tasks, "source_accuracy") == "90.00"
+    assert page.text(row, [first], "source_accuracy") == "90.00"
+    header, line, *_ = tables(generalized.markdown(page.bench, page.store, page.request))[0]
+    whole = 100 * harmonic_mean([0.9, 0.505])
+    assert dict(zip(header, line, strict=True))["harmonic of means %"] == f"{whole:.2f}"
+
+
+def test_both_harmonic_means_say_of_how_many_tasks_they_are(tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", tiny=True, seeds=1)
+    row, (first, _) = page.bench.rows[0], page.tasks
+    (cell,) = page.cells(row, first)
+    page.store.put(cell, MADE | {"accuracy": 0.5, "source_accuracy": 0.5, "harmonic": 0.5, "nll": 1.0, "ece": 0.1})
+    header, line, *_ = tables(generalized.markdown(page.bench, page.store, page.request))[0]
+    found = dict(zip(header, line, strict=True))
+    columns = ("source %", "target %", "mean of harmonics %", "harmonic of means %")
+    assert {found[name] for name in columns} == {"50.00 (1 of 2 tasks)"}
+
+
+def test_gsfda_says_that_its_source_is_another_network() -> None:
+    (line,) = (line for line in row_lines(offline_rows()) if line.startswith("gsfda: its source network"))
+    assert CHANGES == {"schedule": "constant", "weight_decay": 5e-4}
+    assert "with constant rates and a weight decay of 5e-4" in line
 
 
 def test_rows_that_look_at_the_source_say_what_they_need() -> None:

@@ -60,19 +60,6 @@ def test_a_cell_has_every_number(tmp_path: Path) -> None:
     assert {"hardware", "date", "torch", "seconds", "fast"} <= found.keys()
 
 
-def test_numbers_are_those_of_the_method_called_by_hand(tmp_path: Path) -> None:
-    request = tiny(tmp_path, "tent", seeds=1)
-    here = bench().scaled(request)
-    domain, net = here.clean(request), here.networks[0].load(request)
-    images = torch.cat([undrift.corrupt(domain.images, name, 5) for name in here.corruptions]).float() / 255
-    wrong = []
-    torch.manual_seed(0)
-    for at, answer in enumerate(undrift.stream(net, images.split(6), method="tent")):
-        where = torch.arange(at * 6, at * 6 + 6) % 12
-        wrong.append((answer.label != domain.labels[where]).float())
-    assert record(tmp_path, "tent")["error"] == pytest.approx(float(torch.cat(wrong).mean()))
-
-
 def test_every_setting_runs_in_half_precision(tmp_path: Path) -> None:
     request = tiny(tmp_path, "norm-stats", settings=("all",), fast=True)
     outcome = run(bench(), request, lambda _: None, quiet=True)

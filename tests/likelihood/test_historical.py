@@ -17,6 +17,8 @@ def plain() -> nn.Module:
     torch.manual_seed(2)
     net = nn.Sequential()
     net.bottleneck, net.fc = nn.Linear(4, 3), nn.Linear(3, 2)
+    with torch.no_grad():
+        net.fc.weight *= 8  # sure of some images, so that reliabilities differ
     return net
 
 
@@ -44,13 +46,19 @@ def shift(net: undrift.Perturbed, by: float) -> None:
             parameter.add_(by)
 
 
+def reliability(p: Tensor) -> float:
+    entropy = -sum(float(v) * math.log(float(v)) for v in p) / math.log(2)
+    return min(1.1, max(0.9, 1.1 - entropy))
+
+
 def by_hand(current: nn.Module, average: nn.Module, past: nn.Module, x: Tensor, y: list[int], w: list[float]) -> float:
     """Return HCCD + 0.5 HCID with loops over images."""
     p, m, h = (net(x).softmax(1).double().detach() for net in (current, average, past))
     q, k = (net.bottleneck(x).double().detach() for net in (current, average))
     n, category, instance = len(y), 0.0, 0.0
-    entropy = [-sum(float(v) * math.log(float(v)) for v in row) / math.log(2) for row in m]
-    r = [min(1.1, max(0.9, 1.1 - e)) for e in entropy]
+    r, of_past = ([reliability(row) for row in rows] for rows in (m, h))
+    assert len({*r}) > 1
+    assert r != of_past
     for i in range(n):
         kl = sum(float(h[i, c]) * math.log(float(h[i, c]) / float(m[i, c])) for c in range(2))
         category -= w[y[i]] * math.exp(-kl) * math.log(float(p[i, y[i]])) / n
@@ -68,7 +76,10 @@ def test_labels_once_from_the_source_and_its_mirror_image() -> None:
     hcl = ready(Hcl(), net)
     assert torch.equal(hcl.labels, expected)
     counts = [int((expected == c).sum()) for c in range(2)]
-    assert hcl.weights.tolist() == pytest.approx([min(7.0, 5 / 2 / max(1, count)) for count in counts])
+    even = [5 / 2 / max(1, count) for count in counts]
+    assert hcl.weights.tolist() == pytest.approx([min(7.0, weight) for weight in even])
+    assert max(even) > 1  # so a cap of 1 cuts
+    assert ready(Hcl(most_weight=1.0), net).weights.tolist() == pytest.approx([min(1.0, weight) for weight in even])
     shift(net, 3.0)
     before = hcl.labels.clone()
     ready(hcl, net)
@@ -77,14 +88,14 @@ def test_labels_once_from_the_source_and_its_mirror_image() -> None:
 
 def test_the_loss_by_hand_with_the_average_moved_before_the_step() -> None:
     net, source = model(), plain()
-    hcl = ready(Hcl(stay=0.75), net)
+    hcl = ready(Hcl(stay=0.25), net)
     hcl.labels, hcl.weights = torch.tensor([0, 1, 0, 1, 1]), torch.tensor([1.5, 0.5])
-    shift(net, 0.2)
+    shift(net, 1.0)  # far enough that KL(G_h‖G_m) is not KL(G_m‖G_h)
     current, average = plain(), plain()
     with torch.no_grad():
         for c, a in zip(current.parameters(), average.parameters(), strict=True):
-            c.add_(0.2)
-            a.add_(0.25 * 0.2)  # 0.75 · source + 0.25 · (source + 0.2)
+            c.add_(1.0)
+            a.add_(0.75)  # 0.25 · source + 0.75 · (source + 1)
     places = [0, 3, 2, 4]
     expected = by_hand(current, average, source, IMAGES[places], [0, 1, 0, 1], [1.5, 0.5])
     assert ask(hcl, net, places).item() == pytest.approx(expected, rel=1e-4)

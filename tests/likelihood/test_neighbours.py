@@ -11,6 +11,7 @@ import undrift
 from undrift._types import Following, Refreshing, Step, Watching
 from undrift.likelihood import Aad, Gsfda, Nrc, banks
 from undrift.likelihood.banks import Banks
+from undrift.likelihood.neighbours import balance
 
 
 class Plane(nn.Module):
@@ -115,6 +116,13 @@ def test_aad_disperses_with_a_gradient_through_both_factors() -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, z)[0], expected)
 
 
+def test_class_balance_has_the_gradient_of_its_formula() -> None:
+    p = torch.tensor([[0.7, 0.3], [0.6, 0.4]], dtype=torch.float64, requires_grad=True)
+    mean, e = torch.tensor([0.65, 0.35], dtype=torch.float64), 1e-5
+    by_hand = ((mean + e).log() + mean / (mean + e)) / 2  # each image is half of the mean
+    torch.testing.assert_close(torch.autograd.grad(balance(p, e), p)[0], by_hand.expand(2, 2))
+
+
 def test_gsfda_by_hand_searches_before_it_writes() -> None:
     net = model()
     gsfda = Gsfda(neighbours=2)
@@ -167,8 +175,10 @@ def test_images_that_were_not_seen_are_nobodys_neighbours_until_they_are(monkeyp
     broken = torch.cat([points, torch.full((1, 2), torch.nan)])
     store.fill(torch.tensor([0, 1, 4, 2]), broken, torch.ones(4, 2) / 2, least=2)
     assert store.nearest(directions(80), 3)[0].tolist() == [4, 1, 0]
+    assert store.nearest(directions(200), 3)[0].tolist() == [4, 0, 1]  # not even of one that all others lie opposite to
     store.write(torch.tensor([2, 6]), directions(60, 85), torch.ones(2, 2) / 2)  # 6 lies beyond all that was seen
     assert store.nearest(directions(80), 3)[0].tolist() == [6, 4, 2]
+    assert store.nearest(directions(250), 3)[0].tolist() == [0, 1, 4]  # 5 has a place now, and is still unknown
     monkeypatch.setattr(banks, "_AT_ONCE", 1)  # a query at a time finds the same
     assert store.nearest(directions(80, 0), 2).tolist() == [[6, 4], [0, 1]]
     store.undo()

@@ -40,6 +40,12 @@ def test_pseudo_labels_by_hand() -> None:
     assert pseudo_labels(features, probs, rounds=2).tolist() == by_hand
 
 
+def test_the_appended_one_tells_features_of_one_direction_apart() -> None:
+    features = torch.tensor([[0.1], [0.2], [5.0], [6.0]])  # without it all four are the same unit vector
+    probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.2, 0.8], [0.1, 0.9]])
+    assert pseudo_labels(features, probs).tolist() == [0, 0, 1, 1]
+
+
 def test_the_second_round_uses_hard_labels() -> None:
     torch.manual_seed(3)
     features, probs = torch.randn(40, 3), torch.randn(40, 4).softmax(1)

@@ -61,6 +61,9 @@ def test_a_class_prior_makes_the_diversity_term_a_kl() -> None:
     skewed = torch.tensor([[50.0, 0.0]] * 4 + [[0.0, 50.0]])
     assert float(Information([0.8, 0.2])(skewed)) == pytest.approx(0, abs=1e-4)
     assert float(Information([0.5, 0.5])(skewed)) > 0.1
+    # ε stands under the prior's logarithm too: a class that is not expected costs much, and not all there is.
+    costs = float(Information([1, 0], epsilon=0.1)(Z) - Information(epsilon=0.1)(Z))
+    assert costs == pytest.approx(-0.625 * math.log(1.1) - 0.375 * math.log(0.1))
 
 
 @pytest.mark.parametrize("prior", [[1.0], [-1.0, 2.0], [0.0, 0.0], [[1.0, 2.0]], [float("nan"), 1.0]])
@@ -94,8 +97,11 @@ def test_consistency_asks_the_mean_network_and_adds_its_base() -> None:
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(Consistency(1.0)(draw, step_of(model, x)), symmetric_cross_entropy(draw, mean))
     assert model.key.noisy
+    by_hand = torch.autograd.grad(expected, [*learnables(model).values()], retain_graph=True)  # through draw and mean
     loss.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in learnables(model).values())
+    for p, wanted in zip(learnables(model).values(), by_hand, strict=True):
+        torch.testing.assert_close(p.grad, wanted)
+        assert wanted.abs().sum() > 0
     with pytest.raises(undrift.OptionError, match="weight=-1"):
         Consistency(-1)
 

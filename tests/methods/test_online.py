@@ -12,6 +12,7 @@ from online_support import NORM_AFFINE, batches, network
 from support import images, same, snapshot
 from undrift import methods
 from undrift.data import Preprocess
+from undrift.likelihood import Cotta, Roid
 from undrift.stream import Stream
 
 NAMES = ["eta", "eata", "sar", "roid", "cotta", "vmp-roid", "vmp-roid:paper", "vmp-roid:released"]
@@ -29,7 +30,9 @@ QUICK: dict[str, dict[str, Any]] = {
 def start(name: str, seen: list[Tensor], net: nn.Module | None = None, **more: Any) -> Stream:
     generator = torch.Generator().manual_seed(0)
     settings = QUICK[name.partition(":")[0]] | more
-    return undrift.stream(network() if net is None else net, seen, method=name, generator=generator, **settings)
+    with torch.random.fork_rng():  # to make the network sets torch's seed, which is the caller's here
+        net = network() if net is None else net
+    return undrift.stream(net, seen, method=name, generator=generator, **settings)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *IMAGENET])
@@ -94,6 +97,8 @@ def test_the_seed_decides_and_without_one_torchs_does(name: str) -> None:
     one = last()
     torch.manual_seed(8)
     assert torch.equal(one, last())
+    torch.manual_seed(9)
+    assert not torch.equal(one, last())
 
 
 @pytest.mark.parametrize("name", ["roid", "cotta", "vmp-roid"])
@@ -103,6 +108,13 @@ def test_normalised_images_need_their_preprocessing(name: str) -> None:
     with pytest.raises(undrift.DataError, match="preprocess="):
         list(start(name, seen))
     assert len(list(start(name, seen, preprocess=how))) == 3
+
+
+@pytest.mark.parametrize("asked", [Roid, Cotta])
+def test_views_know_the_preprocessing_that_the_network_was_perturbed_with(asked: Any) -> None:
+    how = Preprocess(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
+    model = undrift.perturb(network(), preprocess=how, layers=(), norm_statistics="batch", answer="before")
+    assert len(list(undrift.stream(model, [how.normalise(x) for x in batches(2)], likelihood=asked()))) == 2
 
 
 @pytest.mark.parametrize("name", NAMES[:6])

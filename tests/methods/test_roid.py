@@ -50,6 +50,8 @@ def test_the_ratio_and_the_prior_by_hand() -> None:
     mean = p.mean(0)
     smooth = 0.5 / mean.max()  # max(1/2 images, 1/2 classes)
     torch.testing.assert_close(corrected_prior(p.log()), (mean + smooth) / (1 + 2 * smooth))
+    smooth = 1 / p[0].max()  # one image of two classes
+    torch.testing.assert_close(corrected_prior(p[:1].log()), (p[0] + smooth) / (1 + 2 * smooth))
 
 
 def loss_of(logits: Tensor, x: Tensor, mean: Tensor, view: nn.Module, augment: Augment) -> tuple[Tensor, Tensor]:
@@ -158,6 +160,16 @@ def test_vmp_roid_answers_with_the_mean_network_and_learns_from_a_draw() -> None
         elif p.requires_grad:
             torch.testing.assert_close(p, 0.99 * other + 0.01 * named_sources(model)[name])
     assert named_learnables(model).keys() == named_sources(model).keys()
+
+
+def test_vmp_roid_learns_its_variances_from_the_data() -> None:
+    assert methods.get("vmp-roid").build({}).likelihood.noisy
+    settings = {"seed": 0, "generator": torch.Generator().manual_seed(0), "kl_weight": 0.0}  # no KL that moves them
+    going = undrift.stream(network(), batches(1), method="vmp-roid", **settings)
+    before = {n: p.detach().clone() for n, p in going.model.named_parameters() if n.startswith("noise.")}
+    next(going)
+    assert before
+    assert not any(torch.equal(p, before[n]) for n, p in going.model.named_parameters() if n in before)
 
 
 def test_vmp_roid_without_its_noise_is_roid() -> None:

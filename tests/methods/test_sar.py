@@ -1,6 +1,7 @@
 """SAR: a step by hand with its climb, what stays still, and the recovery from a collapse."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -81,6 +82,34 @@ def test_the_last_stage_keeps_its_affine_and_still_sees_batch_statistics() -> No
     twin_before = everything.model.net.layer4[1].weight.detach().clone()  # type: ignore[union-attr, index]
     list(everything)
     assert not torch.equal(everything.model.net.layer4[1].weight, twin_before)  # type: ignore[union-attr, index]
+
+
+class Blocks(nn.Module):
+    """A network with a transformer's names: blocks with two norm layers each, and one more before the classifier."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Linear(3, 4)
+        norms = (OrderedDict((name, nn.LayerNorm(4)) for name in ("norm1", "norm2")) for _ in range(count))
+        self.blocks = nn.Sequential(*map(nn.Sequential, norms))
+        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embed(x.mean((2, 3))))))
+
+
+@pytest.mark.filterwarnings("ignore:.*no norm layer that has them:undrift.UndriftWarning")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_transformers_last_blocks_and_its_own_norm_layer_stay_still(wrapped: bool) -> None:
+    net = nn.Sequential(nn.Identity(), Blocks(13)) if wrapped else Blocks(13)
+    going = undrift.stream(net, [images(16)], method="sar", margin=10.0)
+    moving = {n for n, p in going.model.net.named_parameters() if p.requires_grad}
+    before = "1." if wrapped else ""
+    # As its authors' code: 9, 10 and 11 of however many, and `norm` where that is the whole name.
+    expected = {f"{before}blocks.{n}.norm{k}" for n in (*range(9), 12) for k in (1, 2)}
+    expected |= {"1.norm"} if wrapped else set()
+    assert {name.rpartition(".")[0] for name in moving} == expected
 
 
 def test_what_stays_still_takes_no_part_in_the_climb() -> None:

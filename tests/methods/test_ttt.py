@@ -34,7 +34,7 @@ def test_views_are_turned_and_cut_as_said() -> None:
 def test_the_loss_by_hand() -> None:
     model = undrift.perturb(small(), methods.get("ttt").options)
     for logits, of_zero, of_other in (((0.0,) * 4, math.log(4), math.log(4)), ((50.0, 0, 0, 0), 0.0, 50.0)):
-        asked = Rotation(head=Fixed(*logits), views=16)
+        asked = Rotation(head=Fixed(*logits), views=16, seed=0)
         step = Step(model, images(1), lambda x: model(x))
         with asked.watch(model):
             loss = asked(torch.zeros(1, 5), step)
@@ -46,6 +46,27 @@ def test_the_loss_by_hand() -> None:
         assert float(loss.detach()) == pytest.approx((upright * of_zero + (16 - upright) * of_other) / 16, rel=1e-5)
     with pytest.raises(undrift.DataError, match="needs square"):
         Rotation()(torch.zeros(1, 5), Step(model, torch.rand(1, 3, 8, 6), lambda x: model(x)))
+
+
+def test_views_are_padded_with_what_black_is_to_the_network() -> None:
+    how = undrift.data.Preprocess(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5))
+    model = undrift.perturb(small(), methods.get("ttt").options, preprocess=how)
+    seen: list[Tensor] = []
+    model.net.conv1.register_forward_hook(lambda _m, args, _output: seen.append(args[0]))  # type: ignore[union-attr]
+    asked = Rotation(head=Fixed(0.0, 0, 0, 0), views=32)
+    white = how.normalise(torch.full((1, 3, 8, 8), 255, dtype=torch.uint8))
+    with asked.watch(model):
+        asked(torch.zeros(1, 5), Step(model, white, lambda x: model(x)))
+    colours = seen[-1].permute(0, 2, 3, 1).reshape(-1, 3).unique(dim=0)
+    black = torch.tensor([-0.5 / 0.2, -0.4 / 0.25, -0.3 / 0.5])
+    torch.testing.assert_close(colours, torch.stack([black, white[0, :, 0, 0]]))
+
+
+def test_a_head_answers_in_eval_mode() -> None:
+    net = small()
+    head = trained_head(net).train()
+    next(undrift.stream(net, [images(2)], method="ttt", head=head, views=4))
+    assert not any(module.training for module in head.modules())
 
 
 def by_hand(net: Small, head: nn.Module, image: Tensor, steps: int, generator: torch.Generator) -> Tensor:
@@ -68,7 +89,7 @@ def test_online_ttt_is_one_step_an_image_and_then_the_answer() -> None:
     mine, my_head = copy.deepcopy(net), copy.deepcopy(head)
     generator = torch.Generator().manual_seed(0)
     wanted = torch.cat([by_hand(mine, my_head, image[None], 1, generator) for image in x])
-    going = undrift.stream(net, x.split(2), method="ttt", head=head, views=8, stream_lr=0.05)
+    going = undrift.stream(net, x.split(2), method="ttt", head=head, views=8, stream_lr=0.05, seed=0)
     found = torch.cat([p.probs for p in going])
     torch.testing.assert_close(found, wanted)
     assert not torch.allclose(found, small()(x).softmax(1), atol=1e-4)  # the steps did something
@@ -84,7 +105,7 @@ def test_standard_ttt_reloads_and_makes_ten_steps_for_each_image() -> None:
     for image in x:
         mine, my_head = copy.deepcopy(net), copy.deepcopy(head)
         wanted.append(by_hand(mine, my_head, image[None], 10, torch.Generator().manual_seed(0)))
-    going = undrift.stream(net, [x], method="ttt:standard", head=head, views=8, stream_lr=0.05)
+    going = undrift.stream(net, [x], method="ttt:standard", head=head, views=8, stream_lr=0.05, seed=0)
     torch.testing.assert_close(next(going).probs, torch.cat(wanted))
     assert going.report.steps == 30
 
@@ -116,9 +137,32 @@ def test_an_untrained_head_is_attached_with_a_warning_and_trained_along() -> Non
 
 
 @pytest.mark.parametrize("variant", ["ttt", "ttt:standard"])
+def test_the_seed_decides_and_without_one_torchs_does(variant: str) -> None:
+    def answers(torchs: int, **more: int) -> Tensor:
+        net, head = small(), trained_head(small())
+        torch.manual_seed(torchs)  # after them: making them sets one
+        going = undrift.stream(net, [images(3)], method=variant, head=head, views=4, stream_lr=0.1, **more)
+        return next(going).probs
+
+    assert torch.equal(answers(0, seed=1), answers(2, seed=1))
+    assert not torch.equal(answers(0, seed=1), answers(0, seed=2))
+    assert torch.equal(answers(0), answers(0))
+    assert not torch.equal(answers(0), answers(2))
+
+
+def test_an_episode_begins_its_views_anew_whatever_gave_the_seed() -> None:
+    head, x = trained_head(small()), images(1)
+    going = undrift.stream(small(), [x, x], method="ttt:standard", head=head, views=4, stream_lr=0.1)
+    first, again = (p.probs for p in going)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("variant", ["ttt", "ttt:standard"])
 def test_an_interrupted_stream_goes_on_with_its_head_and_its_views(variant: str) -> None:
-    def start(batches: list[Tensor]) -> undrift.Stream:
-        return undrift.stream(small(), batches, method=variant, head=trained_head(small()), views=4, stream_lr=0.1)
+    def start(batches: list[Tensor], seed: int = 5) -> undrift.Stream:
+        net, head = small(), trained_head(small())
+        torch.manual_seed(seed)
+        return undrift.stream(net, batches, method=variant, head=head, views=4, stream_lr=0.1)
 
     batches = list(images(6).split(2))
     whole = [p.probs for p in start(batches)]
@@ -127,6 +171,6 @@ def test_an_interrupted_stream_goes_on_with_its_head_and_its_views(variant: str)
     content = io.BytesIO()
     torch.save(first.state_dict(), content)
     content.seek(0)
-    second = start(batches[2:])
+    second = start(batches[2:], seed=6)
     second.load_state_dict(torch.load(content, weights_only=True))
     assert torch.equal(next(second).probs, whole[2])

@@ -10,7 +10,7 @@ from undrift.bench.analysis_run import Planned
 from undrift.bench.analysis_scores import Score
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, footnotes, several_sources, size
+from undrift.bench.table import FAILED, NOT_MEASURED, NOT_RUN, footnotes, several_sources, size
 from undrift.bench.table import markdown as table
 
 TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
@@ -79,7 +79,8 @@ def _line(planned: Planned, store: Store) -> list[str]:
         state = FAILED if store.state(planned.cell) == "failed" else NOT_RUN
         return [where, trial.curve, trial.value, state, *[""] * (len(HEADER) - 4)]
     after = record.get("source_accuracy", 1 - record.get("source_error_after", 1))
-    return [where, trial.curve, trial.value, *_scores(record), f"{100 * after:.2f}", *_costs(record)]
+    kept = NOT_MEASURED if after is None else f"{100 * after:.2f}"
+    return [where, trial.curve, trial.value, *_scores(record), kept, *_costs(record)]
 
 
 def _scores(record: Record) -> list[str]:

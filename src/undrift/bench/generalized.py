@@ -12,14 +12,14 @@ from undrift.bench import figure
 from undrift.bench.cell import Cell, Row
 from undrift.bench.offline import Offline
 from undrift.bench.offline import benchmark as offline
-from undrift.bench.offline_page import Page, notes, pages, title
+from undrift.bench.offline_page import Page, notes, of_tasks, pages, title
 from undrift.bench.offline_report import COSTS, SCORES, below, costs, drawn, scores
 from undrift.bench.offline_sets import Task, paper_row
 from undrift.bench.published import PAPER
 from undrift.bench.request import Request
 from undrift.bench.run import Outcome, RunCell, Say, about, run, tables, write
 from undrift.bench.store import Store
-from undrift.bench.table import FAILED, NOT_RUN, marked, spread
+from undrift.bench.table import NOT_MEASURED, marked, spread
 from undrift.bench.table import markdown as table
 from undrift.metrics import harmonic_mean
 
@@ -73,8 +73,9 @@ def harmonics(page: Page, row: Row, tasks: Sequence[Task]) -> tuple[list[float],
     They differ: the first is low where one task is bad on either side, the second where one side is bad on average.
     `undrift.Report` gives both, too.
     """
-    sources, targets = (page.means(row, tasks, name) for name in ("source_accuracy", "accuracy"))
-    return page.means(row, tasks, "harmonic"), [harmonic_mean(pair) for pair in zip(sources, targets, strict=True)]
+    sources, targets = (page.by_seed(row, tasks, name) for name in ("source_accuracy", "accuracy"))
+    both = [(source, targets[seed]) for seed, source in sources.items() if seed in targets]
+    return page.means(row, tasks, "harmonic"), [harmonic_mean(pair) for pair in both]
 
 
 def markdown(bench: Offline, store: Store, request: Request) -> str:
@@ -106,7 +107,7 @@ def markdown(bench: Offline, store: Store, request: Request) -> str:
 def figures(bench: Offline, store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
     """Return what draws a figure for each data set that has numbers: the harmonic mean, by task."""
     what = "harmonic mean of source and target"
-    return drawn(pages(bench, store, request), what, "harmonic mean %", _mark)
+    return drawn(pages(bench, store, request), what, "harmonic mean %", _mark, "harmonic")
 
 
 def _summary(page: Page, tasks: Sequence[Task]) -> str:
@@ -118,8 +119,7 @@ def _summary(page: Page, tasks: Sequence[Task]) -> str:
         records = page.of_row(row, tasks)
         line = [marked(title(row), records)]
         line += [page.text(row, tasks, name) for name in ("source_accuracy", "accuracy", "harmonic")]
-        _, of_means = harmonics(page, row, page.done(row, tasks))
-        line.append(spread(of_means, 100) if of_means else "")
+        line.append(_of_means(page, row, tasks))
         if paper:
             said = None if row.control else paper.get(paper_row(row.name))
             line.append("–" if said is None else " / ".join(f"{value:.1f}" for value in said))
@@ -129,20 +129,23 @@ def _summary(page: Page, tasks: Sequence[Task]) -> str:
 
 
 def _by_task(page: Page) -> str:
-    rows = [[title(row), *(_cell(page, row, task) for task in page.tasks)] for row in page.bench.rows]
+    three = ("source_accuracy", "accuracy", "harmonic")
+    rows = [[title(row), *(page.numbers(row, task, three) for task in page.tasks)] for row in page.bench.rows]
     return table(["method", *(task.title for task in page.tasks)], rows)
 
 
-def _cell(page: Page, row: Row, task: Task) -> str:
-    records = page.records(row, task)
-    if not records:
-        return FAILED if any(page.store.state(cell) == "failed" for cell in page.cells(row, task)) else NOT_RUN
-    numbers = ([record[name] for record in records] for name in ("source_accuracy", "accuracy", "harmonic"))
-    return " / ".join(spread(found, 100, 1) for found in numbers)
+def _of_means(page: Page, row: Row, tasks: Sequence[Task]) -> str:
+    """Return the harmonic mean of the means over the tasks that have both, and of how many tasks that is."""
+    known = page.measured(row, tasks, "harmonic")
+    if not known:
+        return NOT_MEASURED if page.done(row, tasks) else ""
+    _, numbers = harmonics(page, row, known)
+    sides = [page.of_any_seed(row, known, name) for name in ("source_accuracy", "accuracy")]
+    return spread(numbers or [harmonic_mean(sides)], 100) + of_tasks(known, tasks)
 
 
 def _mark(page: Page, row: Row, tasks: Sequence[Task]) -> figure.Mark:
-    by_task = {t.title: 100 * statistics.fmean(r["harmonic"] for r in page.records(row, t)) for t in tasks}
+    by_task = {t.title: 100 * page.of_any_seed(row, [t], "harmonic") for t in tasks}
     numbers = [100 * n for n in page.means(row, tasks, "harmonic")] or [statistics.fmean(by_task.values())]
     known = page.complete(tasks) and not row.control
     said = page.dataset.generalized.get(paper_row(row.name)) if known else None

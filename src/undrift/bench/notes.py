@@ -7,9 +7,18 @@ from undrift.bench.cell import Row
 
 
 def row_lines(rows: Iterable[Row]) -> list[str]:
-    """Return the lines of rows that are not purely source-free, then every row's own note."""
+    """Return the lines of rows that are not purely source-free, then the rows' own notes, each once.
+
+    Examples:
+        >>> row_lines([Row("roid", "roid", note="mind it."), Row("vmp-roid", "vmp-roid", note="mind it.")])
+        ['roid; vmp-roid: mind it.']
+    """
     rows = list(rows)
-    return [*not_source_free(rows), *(f"{row.label}: {row.note}" for row in rows if row.note)]
+    noted: dict[str, list[str]] = {}
+    for row in rows:
+        if row.note:
+            noted.setdefault(row.note, []).append(row.label)
+    return [*not_source_free(rows), *(f"{'; '.join(labels)}: {note}" for note, labels in noted.items())]
 
 
 def not_source_free(rows: Iterable[Row]) -> list[str]:

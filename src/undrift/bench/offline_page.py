@@ -10,7 +10,7 @@ from undrift.bench.offline_sets import SETS, DataSet, Task, asked, paper_row
 from undrift.bench.published import Published
 from undrift.bench.request import Request
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, spread
+from undrift.bench.table import FAILED, NOT_MEASURED, NOT_RUN, spread
 
 if TYPE_CHECKING:
     from undrift.bench.offline import Offline
@@ -60,27 +60,45 @@ class Page:
         """Return the tasks of which a row has at least one finished cell."""
         return [task for task in tasks if self.records(row, task)]
 
-    def means(self, row: Row, tasks: Sequence[Task], name: str) -> list[float]:
+    def measured(self, row: Row, tasks: Sequence[Task], name: str) -> list[Task]:
+        """Return those of which a row has one number at least: a finished cell may lack it, or have it withdrawn."""
+        return [task for task in tasks if _known(self.records(row, task), name)]
+
+    def by_seed(self, row: Row, tasks: Sequence[Task], name: str) -> dict[int, float]:
         """Return the mean over tasks of one number, for each seed that has them all; nothing where no seed has."""
-        by_seed: dict[int, list[float]] = {}
+        found: dict[int, list[float]] = {}
         for task in tasks:
             for record in self.records(row, task):
                 if record.get(name) is not None:
-                    by_seed.setdefault(record["seed"], []).append(record[name])
-        return [statistics.fmean(numbers) for numbers in by_seed.values() if len(numbers) == len(tasks)]
+                    found.setdefault(record["seed"], []).append(record[name])
+        return {seed: statistics.fmean(numbers) for seed, numbers in found.items() if len(numbers) == len(tasks)}
+
+    def means(self, row: Row, tasks: Sequence[Task], name: str) -> list[float]:
+        """Return these means alone."""
+        return list(self.by_seed(row, tasks, name).values())
 
     def text(self, row: Row, tasks: Sequence[Task], name: str, scale: float = 100.0, digits: int = 2) -> str:
         """Return a mean over tasks with its deviation over seeds; with tasks missing, it says of how many it is."""
-        done = self.done(row, tasks)
-        if not done:
+        if not self.done(row, tasks):
             failed = any(self.store.state(cell) == "failed" for task in tasks for cell in self.cells(row, task))
             return FAILED if failed else NOT_RUN
-        numbers = self.means(row, done, name) or [self._of_any_seed(row, done, name)]
-        part = "" if len(done) == len(tasks) else f" ({len(done)} of {len(tasks)} tasks)"
-        return spread(numbers, scale, digits) + part
+        known = self.measured(row, tasks, name)
+        if not known:
+            return NOT_MEASURED
+        numbers = self.means(row, known, name) or [self.of_any_seed(row, known, name)]
+        return spread(numbers, scale, digits) + of_tasks(known, tasks)
 
-    def _of_any_seed(self, row: Row, tasks: Sequence[Task], name: str) -> float:
-        return statistics.fmean(statistics.fmean(r[name] for r in self.records(row, task)) for task in tasks)
+    def of_any_seed(self, row: Row, tasks: Sequence[Task], name: str) -> float:
+        """Return the mean over tasks of one number, in each by the seeds that have it."""
+        return statistics.fmean(statistics.fmean(_known(self.records(row, task), name)) for task in tasks)
+
+    def numbers(self, row: Row, task: Task, names: Sequence[str]) -> str:
+        """Return several numbers of one task in per cent, each with its deviation over seeds."""
+        records = self.records(row, task)
+        if not records:
+            return FAILED if any(self.store.state(cell) == "failed" for cell in self.cells(row, task)) else NOT_RUN
+        found = (_known(records, name) for name in names)
+        return " / ".join(spread(known, 100, 1) if known else NOT_MEASURED for known in found)
 
     def paper(self, row: Row) -> Published | None:
         """Return what the paper printed of a row."""
@@ -94,15 +112,15 @@ class Page:
         """Return whether these are all of the data set's tasks: the paper's means are over these, and over no fewer."""
         return len(tasks) == len(SETS[self.dataset.name].tasks)
 
-    def compared(self) -> tuple[list[Row], list[Task]]:
-        """Return rows and tasks between which every cell is finished, for a picture in which all means compare.
+    def compared(self, name: str = "accuracy") -> tuple[list[Row], list[Task]]:
+        """Return rows and tasks between which no cell lacks a number, for a picture in which all means compare.
 
         Tasks: those that every main row with any cell has; rows: those that have all these tasks.
         """
-        begun = [row for row in self.bench.rows if self.done(row, self.tasks)]
+        begun = [row for row in self.bench.rows if self.measured(row, self.tasks, name)]
         leading = [row for row in begun if row.tier == "A" and not row.control] or begun
-        tasks = [task for task in self.tasks if leading and all(self.records(row, task) for row in leading)]
-        return [row for row in begun if tasks and len(self.done(row, tasks)) == len(tasks)], tasks
+        tasks = [t for t in self.tasks if leading and all(self.measured(row, [t], name) for row in leading)]
+        return [row for row in begun if tasks and len(self.measured(row, tasks, name)) == len(tasks)], tasks
 
 
 def pages(bench: "Offline", store: Store, request: Request) -> list[Page]:
@@ -123,6 +141,15 @@ def untouched(bench: "Offline", store: Store, request: Request) -> list[Page]:
         () if request.tiny else [dataset for name, dataset in SETS.items() if dataset.published and name not in there]
     )
     return [Page(bench, store, request, dataset) for dataset in left]
+
+
+def of_tasks(known: Sequence[Task], tasks: Sequence[Task]) -> str:
+    """Return what stands behind a mean that some tasks are left out of; nothing where none is."""
+    return "" if len(known) == len(tasks) else f" ({len(known)} of {len(tasks)} tasks)"
+
+
+def _known(records: Sequence[Record], name: str) -> list[float]:
+    return [record[name] for record in records if record.get(name) is not None]
 
 
 def title(row: Row) -> str:

@@ -15,7 +15,7 @@ from undrift.bench.published import PAPER, SOURCE_USING, Published
 from undrift.bench.request import Request
 from undrift.bench.run import about
 from undrift.bench.store import Record, Store
-from undrift.bench.table import FAILED, NOT_RUN, Column, footnotes, marked, median, several_sources, size, spread
+from undrift.bench.table import Column, footnotes, marked, median, several_sources, size
 from undrift.bench.table import markdown as table
 from undrift.bench.times import how_timed
 
@@ -49,16 +49,16 @@ def markdown(bench: "Offline", store: Store, request: Request) -> str:
 
 def figures(bench: "Offline", store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
     """Return what draws a figure for each data set that has numbers."""
-    return drawn(pages(bench, store, request), "target accuracy", "accuracy %", _mark)
+    return drawn(pages(bench, store, request), "target accuracy", "accuracy %", _mark, "accuracy")
 
 
 def drawn(
-    found: Iterable[Page], what: str, axis: str, mark: Callable[[Page, Row, list[Task]], figure.Mark]
+    found: Iterable[Page], what: str, axis: str, mark: Callable[[Page, Row, list[Task]], figure.Mark], name: str
 ) -> dict[str, Callable[[Path], int]]:
-    """Return what draws a figure for each page that has numbers, by the end of its file's name."""
+    """Return what draws a figure of one number for each page that has it, by the end of its file's name."""
     out: dict[str, Callable[[Path], int]] = {}
     for page in found:
-        rows, tasks = page.compared()
+        rows, tasks = page.compared(name)
         if rows:
             marks = [mark(page, row, tasks) for row in rows]
             title = f"{page.dataset.title}: {what}, {len(tasks)} of {len(page.tasks)} tasks"
@@ -126,7 +126,8 @@ def _by_task(page: Page, of: Sequence[Row] | None = None) -> str:
     said = page.dataset.published
     rows = [[f"{name} ({ASIDE})", *_in_brackets(page, said[name])] for name in SOURCE_USING if _has_paper(page)]
     for row in page.bench.rows if of is None else of:
-        ours = [_cell(page, row, task) for task in page.tasks] + [page.text(row, page.tasks, "accuracy", digits=1)]
+        ours = [page.numbers(row, task, ["accuracy"]) for task in page.tasks]
+        ours.append(page.text(row, page.tasks, "accuracy", digits=1))
         both = zip(ours, _in_brackets(page, page.paper(row)), strict=True)
         rows.append([title(row), *(f"{mine} {paper}".rstrip() for mine, paper in both)])
     return table(header, rows)
@@ -140,21 +141,12 @@ def _in_brackets(page: Page, said: Published | None) -> list[str]:
     return [*(f"({said.domains[page.place(task)]:.1f})" for task in page.tasks), mean]
 
 
-def _cell(page: Page, row: Row, task: Task) -> str:
-    numbers = [record["accuracy"] for record in page.records(row, task)]
-    if numbers:
-        return spread(numbers, 100, 1)
-    return FAILED if any(page.store.state(cell) == "failed" for cell in page.cells(row, task)) else NOT_RUN
-
-
 def _has_paper(page: Page) -> bool:
     return bool(page.dataset.published)
 
 
 def _mark(page: Page, row: Row, tasks: list[Task]) -> figure.Mark:
-    domains = {
-        task.title: 100 * statistics.fmean(record["accuracy"] for record in page.records(row, task)) for task in tasks
-    }
+    domains = {task.title: 100 * page.of_any_seed(row, [task], "accuracy") for task in tasks}
     numbers = [100 * n for n in page.means(row, tasks, "accuracy")] or [statistics.fmean(domains.values())]
     said = page.paper(row) if page.complete(tasks) else None
     return figure.Mark(row.label, numbers, None if said is None else said.value, row.control, domains)

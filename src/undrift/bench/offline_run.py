@@ -141,6 +141,9 @@ class Adapting:
 
 
 def _source_mask(model: Perturbed) -> contextlib.AbstractContextManager[None]:
-    """Turn on the source's feature mask of a network that has masks: G-SFDA is told which domain an image is of."""
+    """Turn on the source's feature mask of an adapted network with masks: G-SFDA is told which domain an image is of.
+
+    Row 1, not row 0: adaptation exchanges the rows, so that the mask of the network's own domain is always the first.
+    """
     masks = masks_of(model)
-    return contextlib.nullcontext() if masks is None else masks.using(0)
+    return contextlib.nullcontext() if masks is None else masks.using(1)

@@ -1,7 +1,7 @@
 """Tables and figures of the online benchmarks."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,10 +136,30 @@ def _part(part: Part) -> list[str]:
     text = [f"## {part.network.title}: {part.setting.title}\n", about(part.all()) + "\n", table(header, rows)]
     text += [f"- {name} failed: {message}" for name, message in failures.items()]
     by_row = {row.label: part.records(row) for row in part.bench.rows}
-    text += footnotes(by_row) + several_sources(by_row, a_seed=False) + how_timed(by_row)
+    text += resets(by_row) + footnotes(by_row) + several_sources(by_row, a_seed=False) + how_timed(by_row)
     if part.all():
         text += ["\nError % by corruption, published values in brackets:\n", _by_corruption(part)]
     return text
+
+
+def resets(records: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Return a line for each row that was put back to the source: after how many of its steps, over all seeds.
+
+    Records of up to 16 November 2026 do not know, and are left out.
+
+    Args:
+        records: of each row, by the name that the table calls it.
+
+    Examples:
+        >>> resets({"sar": [{"steps": 75, "resets": 60}, {"steps": 25, "resets": 20}], "tent": [{"error": 0.2}]})
+        ['- sar was put back to the source after 80 of 100 steps.']
+    """
+    known = {name: [r for r in found if "resets" in r] for name, found in records.items()}
+    return [
+        f"- {name} was put back to the source after {count:,} of {sum(r['steps'] for r in found):,} steps."
+        for name, found in known.items()
+        if (count := sum(r["resets"] for r in found))
+    ]
 
 
 def _by_corruption(part: Part) -> str:

@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--images": CELLS,
     "--deadline": CELLS,
     "--fast": CELLS,
-    "--tiny": (*CELLS, "speed"),
+    "--tiny": (*CELLS, "speed", "table1"),
     "--weights": CELLS,
     "--wrn2810": CELLS,
     "--resnet50": CELLS,

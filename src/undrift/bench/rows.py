@@ -22,7 +22,8 @@ VMP_RATES: dict[str, dict[str, Any]] = {
 NOTES = {
     "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error); the "
     "search on development images takes the same (benchmarks/rates.py).",
-    "bbb": "its rate is VMP's, as no author gives one for adaptation, and the paper compares the two.",
+    "bbb": "its rate is VMP's, as no author gives one for adaptation, and the paper compares the two. It was not "
+    "searched (benchmarks/rates.py has the search ready).",
     "ttt": "its authors start every corruption from the source; here, as every row, it is never reset between them. It "
     "runs with a head and the network that was trained together with it, not the other rows' source network, and with "
     "nothing else: `--weights NETWORK=FILE --set head=FILE`.",
@@ -49,9 +50,8 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
 
     def doubled(name: str, why: str, cost: float) -> Row:
         title, twice = f"{name}, consistency 2", {"consistency": 2.0}
-        return Row(
-            f"{name}-consistency-2", variant(name, data, get), twice, control=True, cost=cost, why=why, title=title
-        )
+        how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": title}
+        return Row(f"{name}-consistency-2", variant(name, data, get), twice, **how)
 
     return [
         own("source", 0.4),

@@ -22,6 +22,7 @@ from undrift.bench.measure import Clock, Memory, Scoring, learnables, means
 from undrift.bench.quickly import by_pass, quickly
 from undrift.bench.request import CannotRun, Request
 from undrift.bench.settings import Plan, Setting, plan
+from undrift.bench.tiny_parts import TinyParts
 from undrift.data import Preprocess, TensorDomain
 from undrift.fingerprint import fingerprint
 from undrift.options import Options
@@ -57,6 +58,11 @@ class Streaming:
         """Their corruptions."""
         return Corrupted(self.clean, self.device, self.request.cache, self.request.frost)
 
+    @cached_property
+    def untrained(self) -> TinyParts:
+        """What stands for trained parts where the network is the tiny one."""
+        return TinyParts(self.network(self.benchmark.networks[0].name))
+
     def network(self, name: str) -> nn.Module:
         """Return a source network, on the CPU: each cell takes a copy of its own."""
         if name not in self._networks:
@@ -88,6 +94,8 @@ class Streaming:
         corruptions = self.benchmark.corruptions
         numbers = means({corruptions[d]: scores for d, scores in scoring.scores().items()})
         return numbers | {
+            # What the stream did with its batches: SAR may answer most of them with the source's weights put back.
+            **{name: getattr(stream.report, name) for name in ("steps", "missed", "resets")},
             "source_error_after": forgotten,
             "clean_samples": samples,
             "trained": {name: _sha256(settings[name]) for name in TRAINED if name in settings},
@@ -124,16 +132,18 @@ class Streaming:
 
     def given(self, cell: Cell, setting: Setting) -> dict[str, Any]:
         """Return all that a cell's method is given beside the network and the images."""
-        return {**cell.row.settings, **self._needed(cell), **({"episodic": True} if setting.episodic else {})}
+        return {**cell.row.settings, **self._needed(cell, setting), **({"episodic": True} if setting.episodic else {})}
 
-    def _needed(self, cell: Cell) -> dict[str, Any]:
-        """Return what a method asks for: preprocessing, trained parts, or clean test images without labels."""
+    def _needed(self, cell: Cell, setting: Setting) -> dict[str, Any]:
+        """Return what a method asks for: preprocessing, the batch, trained parts, or clean images without labels."""
         try:
             known = undrift.methods.get(cell.row.method, "stream").settings()
         except OptionError as error:
             raise CannotRun(str(error)) from error
         network = next(n for n in self.benchmark.networks if n.name == cell.network)
         needed: dict[str, Any] = {"preprocess": network.preprocess} if "preprocess" in known else {}
+        if "batch" in known:  # ROID's authors divide by the configured one, in a domain's last batch too
+            needed["batch"] = setting.batch or self.benchmark.batch
         parts = [name for name in known if name in TRAINED and name not in cell.row.settings]
         needed |= {name: self._trained(cell, name) for name in parts}
         asked = [name for name in known if name in SOURCE_SETTINGS]
@@ -145,12 +155,12 @@ class Streaming:
     def _trained(self, cell: Cell, name: str) -> Path:
         """Return the file of a part from source training that a method cannot do without."""
         given = self.request.extra.get(name)
+        if given is None and self.request.tiny:
+            return self.untrained.file(name)
         if given is None or not Path(given).is_file():
             found = f"no {name} was given" if given is None else f"{given} is no file"
-            raise CannotRun(
-                f"{found}; {cell.row.method} needs {TRAINED[name]}. Give it with --set {name}=FILE, one network at a "
-                f"time (--networks {cell.network})."
-            )
+            alone = "" if self.request.tiny else f", one network at a time (--networks {cell.network})"
+            raise CannotRun(f"{found}; {cell.row.method} needs {TRAINED[name]}. Give it with --set {name}=FILE{alone}.")
         return Path(given)
 
     def _clean_error(self, model: nn.Module, feed: "Feed", samples: int) -> float:

@@ -9,7 +9,8 @@ from undrift.bench.store import Record
 
 NOT_RUN = "not run"
 FAILED = "failed"
-DAGGER = "†"  # behind the name of a row whose record carries a note
+NOT_MEASURED = "not measured"  # run, but without this number
+DAGGER = "†"  # behind the name of a row whose record carries a note, or has numbers withdrawn
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,17 @@ def size(numbers: Sequence[float]) -> str:
 
 
 def marked(name: str, records: Sequence[Record]) -> str:
-    """Return a row's name, with a dagger where a record of it carries a note.
+    """Return a row's name, with a dagger where a record of it carries a note or has withdrawn numbers.
 
     Examples:
         >>> marked("roid", [{"note": "error only"}]), marked("tent", [{}])
         ('roid †', 'tent')
     """
-    return f"{name} {DAGGER}" if any("note" in record for record in records) else name
+    return f"{name} {DAGGER}" if any(_told(record) for record in records) else name
 
 
 def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Return the lines under a table: what its records' notes say, and what was warned of while they were made.
+    """Return the lines under a table: records' notes, why numbers were withdrawn, what was warned of in making them.
 
     Args:
         records: of each row, by the name that the table calls it.
@@ -77,12 +78,18 @@ def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
     noted: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for name, found in records.items():
-        for text in dict.fromkeys(record["note"] for record in found if "note" in record):
+        for text in dict.fromkeys(text for record in found for text in _told(record)):
             noted.setdefault(text, []).append(name)
         for text in dict.fromkeys(message for record in found for message in record.get("warnings", ())):
             warned.setdefault(text, []).append(name)
     lines = [f"- {DAGGER} {', '.join(names)}: {text}" for text, names in noted.items()]
     return lines + [f"- {', '.join(names)} warned: {' '.join(text.split())}" for text, names in warned.items()]
+
+
+def _told(record: Record) -> list[str]:
+    """Return what a reader of a record has to know: what of it holds, and why numbers of it are None."""
+    withdrawn = [f"withdrawn: {record['withdrawn']}"] if "withdrawn" in record else []
+    return [record["note"], *withdrawn] if "note" in record else withdrawn
 
 
 def several_sources(records: Mapping[str, Sequence[Record]], a_seed: bool = True) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift._outputs import logits as logits_of
+from undrift._seeded import own_generator
 from undrift._types import Step
 from undrift.likelihood.second_head import TURNS, find_split, rotation_head
 from undrift.perturb import Perturbed
@@ -37,8 +38,8 @@ class Rotation(nn.Module):
         pad: black pixels on each side before the crop: as the network's preprocessing makes them, 0 where it is not
             known.
         flip: mirror half of the views.
-        seed: of crops, mirrorings and rotations. An episodic stream begins them anew with each image, so that an
-            answer does not depend on the images before.
+        seed: of crops, mirrorings and rotations; without it torch's global generator gives one. An episodic stream
+            begins them anew with each image, so that an answer does not depend on the images before.
 
     Attributes:
         head: the head; None until the network is known, where none was given.
@@ -51,7 +52,7 @@ class Rotation(nn.Module):
         views: int = 32,
         pad: int = 4,
         flip: bool = True,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         if views < 1 or pad < 0:
@@ -64,7 +65,7 @@ class Rotation(nn.Module):
         self.split, self.views, self.pad, self.flip = split, views, pad, flip
         self.head = head if isinstance(head, nn.Module) else None
         self._file = None if head is None or isinstance(head, nn.Module) else Path(head)
-        self._random = torch.Generator().manual_seed(seed)
+        self._random = own_generator(seed)
         self._seen: list[Tensor] = []
 
     def forward(self, logits: Tensor, step: Step) -> Tensor:  # noqa: ARG002

@@ -18,8 +18,12 @@ _ADAM = AFFINE.replace(stream_lr=1e-3)
 _NOT_DRAWN = {"norm_statistics": "batch", "stream_lr": 1e-3, "train_samples": 0, "answer": "before"}
 
 
-def _sar_still(still: str | Sequence[str] = ("*layer4*",)) -> Still:
-    # A ResNet's last stage, by its name; networks without such a name train all their norm layers.
+# By their names: a ResNet's last stage, and a ViT-Base's last three blocks and last norm layer (the one called "norm",
+# not every block's). Networks without such names train all their norm layers.
+_LAST = ("*layer4*", "*blocks.9", "*blocks.10", "*blocks.11", "norm")
+
+
+def _sar_still(still: str | Sequence[str] = _LAST) -> Still:
     return Still(still)
 
 
