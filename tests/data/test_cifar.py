@@ -166,3 +166,35 @@ def test_real_sheets(shared):
     assert (len(cifar10), len(cifar100)) == (10000, 9999)
     assert cifar10.labels.bincount().tolist() == [1000] * 10
     assert list(cifar100.class_names) == (shared / "cifar100" / "classes.txt").read_text().split()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": [0.5] * 6}, "no whole numbers as labels"),
+        ({"labels": ["cat"] * 6}, "no whole numbers as labels"),
+        ({"labels": [[1]] * 6}, "no whole numbers as labels"),
+        ({"labels": [2**80] * 6}, "no whole numbers as labels"),
+        ({"data": np.zeros((6, 3072), np.int64)}, r"data of int64, shape \(6, 3072\)"),
+        ({"data": np.zeros((6, 3071), np.uint8)}, r"data of uint8, shape \(6, 3071\)"),
+        ({"data": 3}, "no array of data"),
+    ],
+)
+def test_what_is_no_batch_of_pixels_and_labels_is_refused(tmp_path, records, change, message):
+    content = {"data": records, "labels": LABELS, **change}
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match=rf"test_batch holds data, labels, .*{message}.*; needed: data of N×3072"):
+        data.cifar10(tmp_path)
+
+
+def test_a_pickle_cannot_change_what_reads_it(tmp_path):
+    from undrift.data import _unpickle
+
+    before = dict(_unpickle._STAND_INS)
+    # BUILD with attributes on the function that decodes text: they would outlive the file.
+    attributes = b"N}U\x0c__defaults__U\x06latin1\x85s\x86b"
+    (tmp_path / "test_batch").write_bytes(b"\x80\x02c_codecs\nencode\n" + attributes + b".")
+    with pytest.raises(DataError, match=r"cannot be read \(it sets attributes"):
+        data.cifar10(tmp_path)
+    assert before == _unpickle._STAND_INS
+    assert not hasattr(before["_codecs", "encode"], "__dict__")

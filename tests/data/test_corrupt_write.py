@@ -2,6 +2,8 @@
 
 import importlib.util
 import io
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from undrift import _errors, data
+from undrift.data._sources import FileSource
 from undrift.data.corrupt import contact_sheet, corrupt, write_cifar_c, write_imagenet_c
 
 pil = pytest.importorskip("PIL.Image")
@@ -31,6 +34,11 @@ def imagenet(tmp_path: Path) -> data.FileDomain:
         for file in ("b.png", "a.png"):
             pil.fromarray(rng.integers(0, 256, (80, 90, 3), dtype=np.uint8)).save(tmp_path / "val" / name / file)
     return data.imagenet(tmp_path / "val", preprocess=data.Preprocess(resize=72, crop=70))
+
+
+def spoil(path: Path) -> None:
+    """Make a picture unreadable and leave its size."""
+    path.write_bytes(bytes(path.stat().st_size))
 
 
 def test_cifar_c_is_stacked_by_severity_and_read_back(tmp_path: Path, cifar: data.TensorDomain) -> None:
@@ -98,7 +106,7 @@ def test_imagenet_c_continues_and_names_what_it_cannot_read(tmp_path: Path, imag
     out = tmp_path / "out"
     write_imagenet_c(imagenet, out, ("contrast",), severities=(2,), quiet=True)
     whole = (out / "contrast/2/1/b.JPEG").read_bytes()
-    (tmp_path / "val/0/a.png").write_bytes(b"not a picture")
+    spoil(tmp_path / "val/0/a.png")
     (out / "contrast/.3.partial").mkdir()
     (out / "contrast/.3.partial/left by a killed run").touch()
     with pytest.warns(UserWarning, match="could not be read"):
@@ -108,6 +116,9 @@ def test_imagenet_c_continues_and_names_what_it_cannot_read(tmp_path: Path, imag
     assert len(list((out / "contrast/3").rglob("*.JPEG"))) == 5
     assert (out / "contrast/2/1/b.JPEG").read_bytes() == whole
     assert not list(out.rglob(".*"))
+    # Nothing is read now, and what is not in the folders is still said.
+    again = write_imagenet_c(imagenet, out, ("contrast",), severities=(2, 3), quiet=True)
+    assert (again.made, again.skipped) == ((), ("0/a.JPEG",))
 
 
 def test_a_broken_image_does_not_change_the_noise_of_the_next(tmp_path: Path, imagenet: data.FileDomain) -> None:
@@ -132,3 +143,49 @@ def test_the_contact_sheet_is_a_png_of_all(tmp_path: Path, cifar: data.TensorDom
         assert min(sheet.size) > 800
     with pytest.raises(_errors.DataError, match=r"needed: one, 3×H×W"):
         contact_sheet(cifar.images, tmp_path / "sheet.png")
+
+
+def test_other_files_of_the_same_names_are_noticed(tmp_path: Path, imagenet: data.FileDomain) -> None:
+    out, todo = tmp_path / "out", ("contrast",)
+    write_imagenet_c(imagenet, out, todo, severities=(1,), quiet=True)
+    other = imagenet.prepared(data.Preprocess(resize=72, crop=64))
+    with pytest.raises(_errors.DataError, match=r"framing .*'crop': 70.*'crop': 64"):
+        write_imagenet_c(other, out, todo, quiet=True)
+    with pytest.raises(_errors.DataError, match=r"begun from something else \(device cpu, now cuda\)"):
+        write_imagenet_c(imagenet, out, todo, device="cuda", quiet=True)
+    with (tmp_path / "val/0/a.png").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(_errors.DataError, match=r"begun from something else \(paths and sizes"):
+        write_imagenet_c(imagenet, out, todo, quiet=True)
+
+
+def test_a_note_of_an_older_run_is_gone_on_with(tmp_path: Path, cifar: data.TensorDomain) -> None:
+    write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
+    note = json.loads((tmp_path / "undrift.json").read_text())
+    assert note["device"] == "cpu"
+    assert "frost" not in note  # there is none yet, so its pictures may still be chosen
+    (tmp_path / "undrift.json").write_text(json.dumps({k: v for k, v in note.items() if k != "device"}))
+    assert write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True).kept == ("contrast.npy",)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b'{"skipped": 3}'])
+def test_a_damaged_note_is_named(tmp_path: Path, cifar: data.TensorDomain, content: bytes) -> None:
+    (tmp_path / "undrift.json").write_bytes(content)
+    with pytest.raises(_errors.DataError, match=r"undrift\.json is damaged .*needed: the note .*another folder"):
+        write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
+
+
+def test_images_that_cannot_be_corrupted_leave_no_folder(tmp_path: Path, cifar: data.TensorDomain) -> None:
+    grey = data.TensorDomain("grey", cifar.images[:, :1], cifar.labels)
+    with pytest.raises(_errors.DataError, match=r"shape \(6, 1, 32, 32\); needed: N×3×H×W"):
+        write_cifar_c(grey, tmp_path / "out", ("contrast",), quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_class_folders_need_not_be_utf8(tmp_path: Path, imagenet: data.FileDomain) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    (tmp_path / "val/0").rename(tmp_path / odd)
+    sources = tuple(FileSource(str(path)) for path in sorted((tmp_path / odd).iterdir()))
+    domain = data.FileDomain("odd", sources, torch.zeros(2, dtype=torch.long), (odd,), imagenet.preprocess)
+    write_imagenet_c(domain, tmp_path / "out", ("contrast",), severities=(1,), quiet=True)
+    assert len(list((tmp_path / "out/contrast/1" / odd).iterdir())) == 2

@@ -157,7 +157,11 @@ def test_a_tar_gives_the_same_as_its_folder_and_is_never_extracted(tmp_path, pla
     assert {name.rpartition(".tar/")[2] for name in names} == {f"tree/{c}/{i}.png" for c in "ab" for i in range(2)}
     order = sorted(range(4), key=lambda i: names[i])
     assert torch.equal(images[order], expected)
-    assert len(domain) == 5  # the fifth is read in place like any other, and the link is left out
+    assert len(domain) == 6  # the fifth is read in place like any other, and the link leads nowhere
+    with pytest.warns(
+        UndriftWarning, match=r"1 of 6 images .*link\.png \(a link to /etc/passwd, which is not in the tar"
+    ):
+        assert len(domain.hold(workers=0)) == 5
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -168,9 +172,11 @@ def test_a_compressed_tar_is_refused(tmp_path, plant):
         data.images(tmp_path / "a.tar")
 
 
-def test_a_list_names_files_with_or_without_labels(tmp_path, plant):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])  # the second as Windows writes it
+def test_a_list_names_files_with_or_without_labels(tmp_path, plant, encoding):
     plant(tmp_path, ["my images"], 3)
-    (tmp_path / "list.txt").write_text("my images/0.png\n\nmy images/1.png 3\nmy images/2.png\t12\nmissing.png\n")
+    lines = "my images/0.png\n\nmy images/1.png 3\nmy images/2.png\t12\nmissing.png\n"
+    (tmp_path / "list.txt").write_text(lines, encoding=encoding)
     domain = data.images(tmp_path / "list.txt")
     with pytest.warns(UndriftWarning, match=r"1 of 4 images .*missing\.png"):
         held = domain.hold()
@@ -196,6 +202,36 @@ def test_arrays_that_are_not_images_are_refused(tmp_path):
     np.save(tmp_path / "b.npy", np.array([{"code": 1}]), allow_pickle=True)
     with pytest.raises(DataError, match="pickled objects, which undrift never loads"):
         data.images(tmp_path / "b.npy")
+
+
+@pytest.mark.parametrize(
+    ("shape", "one"), [((40, 30, 3), np.s_[None]), ((40, 30, 1), np.s_[None]), ((40, 30, 4), np.s_[None, ..., :3])]
+)
+def test_one_photograph_is_not_a_stack_of_grey_images(tmp_path, shape, one):
+    array = np.zeros(shape, np.uint8)
+    np.save(tmp_path / "a.npy", array)
+    facts = rf"one image of 40×30, or 40 grey ones of 30×{shape[2]}; needed: a shape that says which\. Save array\[None"
+    with pytest.raises(DataError, match=facts):
+        data.images(tmp_path / "a.npy")
+    for said, count in ((array[one], 1), (array[..., None], 40)):
+        np.save(tmp_path / "a.npy", said)
+        assert len(data.images(tmp_path / "a.npy").hold()) == count
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 8, 3), (2, 8, 0), (2, 0, 0, 1)])
+def test_an_array_of_images_without_a_pixel_is_refused(tmp_path, shape):
+    np.save(tmp_path / "a.npy", np.zeros(shape, np.uint8))
+    with pytest.raises(DataError, match=r"images without a pixel \(shape .* needed: a height and a width of 1 or more"):
+        data.images(tmp_path / "a.npy")
+
+
+def test_an_image_that_resizes_to_more_than_memory_is_skipped(tmp_path, picture):
+    (tmp_path / "good.png").write_bytes(picture(0))
+    (tmp_path / "thread.png").write_bytes(picture(1, (20_000, 1)))
+    with pytest.warns(UndriftWarning, match="1 of 2 images"):
+        held = data.images(tmp_path, preprocess=Preprocess(resize=256, crop=224)).hold()
+    (reason,) = held.skipped.reasons.values()
+    assert "20000×1 pixels was given, which a shorter side of 256 makes 1,310,720,000 pixels" in reason
 
 
 def test_places_without_images_get_three_facts(tmp_path):

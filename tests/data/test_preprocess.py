@@ -94,3 +94,18 @@ def test_wrong_batches_are_refused(pixels):
         RAW(batch(pixels).long())
     with pytest.raises(DataError, match="an image of 80×61 pixels was given; needed: at least 64×64"):
         Preprocess(crop=64)(batch(pixels))
+
+
+@pytest.mark.parametrize("resize", [None, 256, (8, 8)])
+@pytest.mark.parametrize("size", [(0, 5), (5, 0)])
+def test_an_image_without_a_pixel_gets_three_facts(size, resize):
+    facts = rf"an image of {size[0]}×{size[1]} pixels was given; needed: at least 1×1"
+    with pytest.raises(DataError, match=facts):
+        Preprocess(resize=resize).frame(torch.zeros(1, 3, *size, dtype=torch.uint8))
+
+
+def test_a_thread_is_not_resized_to_fill_the_memory():
+    with pytest.raises(
+        DataError, match=r"1×20000 pixels was given, .* 1,310,720,000 pixels; needed: at most 89,478,485"
+    ):
+        Preprocess(resize=256).frame(torch.zeros(1, 3, 1, 20_000, dtype=torch.uint8))

@@ -10,6 +10,7 @@ from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift.data._office31 import CLASSES as OFFICE_31
 from undrift.data._office_home import CLASSES as OFFICE_HOME
 from undrift.data._pacs import PACS
+from undrift.data._tree import read_classes
 from undrift.data.preprocess import Preprocess
 
 SMALL = Preprocess(resize=(8, 8))
@@ -67,6 +68,39 @@ def test_a_tar_is_the_same_domain(tmp_path, plant):
     trees = [data.pacs(root, "photo", preprocess=SMALL).hold() for root in (tmp_path, tmp_path / "tree")]
     assert torch.equal(trees[0].images, trees[1].images)
     assert torch.equal(trees[0].labels, trees[1].labels)
+
+
+@pytest.mark.parametrize(
+    ("members", "classes"),
+    [
+        (("dog/1.png", "cat/2.png"), {"dog": 1, "cat": 1}),
+        (("./photo/dog/1.png", "./photo/cat/2.png"), {"dog": 1, "cat": 1}),
+        (("photo/dog/left/1.png", "photo/dog/right/2.png", "photo/cat/3.png"), {"dog": 2, "cat": 1}),
+        (("/srv/photo/dog/1.png", "/srv/photo/cat/2.png"), {"dog": 1, "cat": 1}),
+        (("dog/1.png", "dog/2.png"), {"dog": 2}),
+        (("photo/dog/1.png",), {"dog": 1}),
+        (("dog/1.png", "dog/left/2.png"), {"dog": 2}),
+        (("dog/1.png", "cat/2.png", "cover.png"), {"dog": 1, "cat": 1}),
+        (("dog/1.png", "cat/2.png", ".trash/3.png", "cat/.old/4.png"), {"dog": 1, "cat": 1}),
+        (("cover.png",), {}),
+    ],
+)
+def test_the_classes_of_a_tar_are_its_first_folders_below_those_that_all_share(tmp_path, members, classes):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in members:
+            tar.addfile(tarfile.TarInfo(name))
+    assert {name: len(sources) for name, sources in read_classes(tmp_path / "a.tar").items()} == classes
+
+
+def test_a_tree_and_its_tar_have_the_same_classes(tmp_path, plant):
+    root = plant(tmp_path / "tree", ["dog/left", "dog/right", "cat", ".trash", "cat/.old"])
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(root, ".")
+    folder, archive = (read_classes(place) for place in (root, tmp_path / "a.tar"))
+    assert {name: len(sources) for name, sources in folder.items()} == {"cat": 1, "dog": 2}
+    assert {name: [str(root / source.member) for source in sources] for name, sources in archive.items()} == {
+        name: [source.path for source in sources] for name, sources in folder.items()
+    }
 
 
 def test_a_missing_class_is_named(tmp_path, plant):

@@ -132,3 +132,42 @@ def test_junk_is_refused_with_three_facts(tmp_path: Path, junk: bytes) -> None:
     path.write_bytes(junk)
     with pytest.raises(DataError, match="needed"):
         zoo.load("digits", path)
+
+
+def test_a_file_of_the_usual_layout_is_refused_by_the_first_one(tmp_path):
+    state = {name: value for name, value in zoo.resnet50(4).state_dict().items() if "num_batches" not in name}
+    path = tmp_path / "resnet50.safetensors"
+    save_file(state, path, {"network": "resnet50"})
+    for load in (lambda: zoo.load("resnet50_v1", path), lambda: zoo.transfer("shot_resnet50_v1", path, classes=7)):
+        with pytest.raises(DataError, match=r"another layout \(resnet50\); .*Use (shot_)?resnet50\."):
+            load()
+    save_file(state, path)  # nobody said which: either may be meant
+    assert zoo.load("resnet50_v1", path).fc.out_features == 4
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda w: {**w, "fc.weight": torch.tensor(1.0)}, r"fc\.weight \(\) instead of \(10, 64\)"),
+        (lambda w: {**w, "fc.weight": torch.empty(4 * 10**12, 0)}, r"fc\.weight \(4000000000000, 0\) instead of"),
+        (lambda w: {**w, "fc.weight": torch.zeros(1).expand(10**12, 64)}, r"\(1000000000000, 64\) in \d+ bytes"),
+        (lambda w: {name: value.to("meta") for name, value in w.items()}, r"without all its numbers \(meta"),
+        (lambda w: {**w, "fc.weight": w["fc.weight"].to_sparse()}, r"\(torch.sparse_coo torch.float32"),
+        (
+            lambda w: {**w, "fc.weight": w["fc.weight"].to(torch.int8)},
+            r"fc\.weight torch.int8 instead of",
+        ),
+        (lambda w: {**w, "fc.weight": w["fc.weight"].to(torch.complex64)}, "1 of another kind of number"),
+        (lambda w: {**w, "module.fc.weight": torch.zeros(4, 64)}, r"1 unknown \(module\.fc\.weight\)"),
+    ],
+)
+def test_tensors_that_are_no_weights_are_refused(tmp_path, network, spoil, message):
+    path = tmp_path / "net.pt"
+    torch.save(spoil(network.state_dict()), path)
+    with pytest.raises(DataError, match=message):
+        zoo.load("digits", path)
+
+
+def test_a_count_of_batches_may_be_cast_with_the_rest(tmp_path, network, images):
+    torch.save({name: value.double() for name, value in network.state_dict().items()}, tmp_path / "net.pt")
+    assert torch.equal(zoo.load("digits", tmp_path / "net.pt")(images), network(images))

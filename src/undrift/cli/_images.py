@@ -32,10 +32,14 @@ class WatchedImages(FileDomain):
         return batches
 
 
-def open_images(text: str, root: Path, preprocess: Preprocess) -> Domain:
-    """Return the images at a path, or of a data set by its name, without looking at any label."""
+def open_images(text: str, root: Path, preprocess: Preprocess, resize_given: bool = False) -> Domain:
+    """Return the images at a path, or of a data set by its name, without looking at any label.
+
+    Args:
+        resize_given: the resize was asked for, and is done to images that were resized before, too.
+    """
     if not Path(text).exists() and (named := data_set(text, root)) is not None:
-        return watched(named.prepared(preprocess))
+        return watched(prepared(named, preprocess, resize_given))
     from undrift import data
 
     try:
@@ -44,6 +48,14 @@ def open_images(text: str, root: Path, preprocess: Preprocess) -> Domain:
         if Path(text).exists():
             raise
         raise DataError(f"{error} Data sets by name: {DATA_SETS}.") from error
+
+
+def prepared(named: Domain, preprocess: Preprocess, resize_given: bool) -> Domain:
+    """Return a data set as the network wants it; ImageNet-C and val5k, which are 224×224 already, are not resized."""
+    own = named.preprocess
+    whole = own.crop if isinstance(named, FileDomain) and own.resize is None else None
+    fits = whole is not None and preprocess.crop is not None and preprocess.crop <= whole
+    return named.prepared(preprocess.without_resize() if fits and not resize_given else preprocess)
 
 
 def watched(domain: Domain) -> Domain:

@@ -41,16 +41,19 @@ class Chosen:
     settings: Mapping[str, Any]
     ready: "Parts | None"
 
-    def parts(self, root: Path, preprocess: "Preprocess") -> "Parts":
+    def parts(self, root: Path, preprocess: "Preprocess", resize_given: bool = False) -> "Parts":
         """Return options, likelihood and keepers; settings that are images are opened with the network's preprocessing.
 
         Args:
             root: where data sets that are named lie.
+            resize_given: as in `open_images`.
         """
         if self.ready is not None:
             return self.ready
         assert self.recipe is not None, "only a method has settings that are images"
-        opened = {name: open_images(str(self.settings[name]), root, preprocess) for name in self._images()}
+        opened = {
+            name: open_images(str(self.settings[name]), root, preprocess, resize_given) for name in self._images()
+        }
         return self.recipe.build({**self.settings, **opened})
 
     def files(self) -> list[Path]:

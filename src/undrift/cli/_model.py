@@ -56,6 +56,7 @@ class Opened:
         classes: the names of its classes, or None.
         device: where it lies.
         weights: the file of its weights.
+        resize_given: whether `preprocess` has its resize from the command line.
     """
 
     source: "SourceModel"
@@ -63,6 +64,7 @@ class Opened:
     classes: tuple[str, ...] | None
     device: "torch.device"
     weights: Path | None
+    resize_given: bool = False
 
 
 def open_source(session: Session, given: Mapping[str, Any], domain_file: Path | None = None) -> Opened:
@@ -99,7 +101,8 @@ def open_source(session: Session, given: Mapping[str, Any], domain_file: Path | 
         )
     classes = named or (None if file is None else file.classes) or source.classes
     source.network.to(device)
-    return Opened(source, preprocess, classes, device, None if flags.weights is None else Path(flags.weights))
+    weights = None if flags.weights is None else Path(flags.weights)
+    return Opened(source, preprocess, classes, device, weights, flags.resize is not None)
 
 
 def open_adapted(opened: Opened, domain_file: Path, seed: int) -> "Perturbed":
@@ -140,7 +143,7 @@ def given_preprocess(flags: ModelFlags, known: "Preprocess | None") -> "Preproce
 def read_classes(path: Path) -> tuple[str, ...]:
     """Return the class names in a text file, one a line."""
     try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); needed: a text file with the name "

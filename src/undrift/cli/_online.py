@@ -41,7 +41,7 @@ def open_both(
     weights = model.get("weights")
     claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images), *inputs), going_on)
     opened = open_source(session, model, domain)
-    pictures = open_images(images, root, opened.preprocess)
+    pictures = open_images(images, root, opened.preprocess, opened.resize_given)
     try_out(opened, pictures)
     return opened, pictures
 

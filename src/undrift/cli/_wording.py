@@ -11,6 +11,13 @@ ON_THE_SHELL = {
     "Call adapt again with checkpoint=": "Give the same command again, with --checkpoint ",
     'format="torch.export"': "--format torch.export",
     'norm_statistics="moving"': "--norm-statistics moving",
+    "resume=False": "--no-resume",
+    "Name it: trunk='resnet50.safetensors'": "Name it: --trunk FILE",
+    "Lower batch_size to": "Lower --batch-size to",
+    "Lower lr (it was": "Lower --lr (it was",
+    "Use device='cpu'": "Use --device cpu",
+    "Use device='auto'": "Use --device auto",
+    "Set `resize`, or leave `crop` out.": "Set --resize, or --crop none.",
 }
 """What messages of the library say, and what stands in its place; a test looks whether they still say it."""
 

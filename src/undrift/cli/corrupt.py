@@ -51,18 +51,23 @@ def run(
     from undrift.data import TensorDomain, imagenet
     from undrift.data import images as plain_images
     from undrift.data.corrupt import CORRUPTIONS, SEVERITIES, contact_sheet, write_cifar_c, write_imagenet_c
+    from undrift.data.corrupt._files import NOTE
     from undrift.train._checks import pick_device
 
     if out is None and sheet is None:
         raise OptionError("neither --out nor --sheet was given; needed: what to write. Name a folder or a picture.")
-    claim((sheet,), force)
+    # Of a folder that is gone on with, the sheet was drawn by the first run.
+    drawn = sheet is not None and sheet.is_file() and out is not None and (out / NOTE).exists() and not force
+    claim((None if drawn else sheet,), force)
     if out is not None and out.is_file():
         raise DataError(f"{out} is a file; needed: a folder to fill, which may be new. Choose another name.")
     domain: Domain | None = None if Path(images).exists() else data_set(images, root)
     if domain is None:
         domain = imagenet(images) if out is not None else plain_images(images)
     result: dict[str, Any] = {"wrote": []}
-    if sheet is not None:
+    if sheet is not None and drawn:
+        session.say(f"{sheet}: kept")
+    elif sheet is not None:
         contact_sheet(_first(domain), sheet, seed=seed, frost=frost)
         result["wrote"].append(session.wrote(sheet))
     if out is None:

@@ -78,10 +78,14 @@ def run(
     asked = make_likelihood(likelihood, usual="entropy")
     opened = open_source(session, model, domain)
     domains = {
-        name: labelled_images(text, root, opened.preprocess, opened.classes, path)
+        name: labelled_images(text, root, opened.preprocess, opened.classes, path, opened.resize_given)
         for name, text, path in zip(names, target, label_files, strict=True)
     }
-    held = None if source is None else labelled_images(source, root, opened.preprocess, opened.classes, source_labels)
+    held = (
+        None
+        if source is None
+        else labelled_images(source, root, opened.preprocess, opened.classes, source_labels, opened.resize_given)
+    )
     every = [*domains.values(), *([] if held is None else [held])]
     outputs = try_out(opened, every[0])
     for each in every:

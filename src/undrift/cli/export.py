@@ -50,7 +50,7 @@ def run(
     opened = open_source(session, model, domain)
     adapted = open_adapted(opened, domain, seed=0)
     traced = _example(opened, example, root) if format == FORMATS[1] else None
-    seen = None if images is None else open_images(images, root, opened.preprocess)
+    seen = None if images is None else open_images(images, root, opened.preprocess, opened.resize_given)
     export(adapted, out, format, traced, seen)  # type: ignore[arg-type]  # it says what is wrong with another format
     session.kept = f"{out} was written whole."
     return {"wrote": [session.wrote(out)], "format": format}
@@ -61,7 +61,7 @@ def _example(opened: Opened, path: str | None, root: Path) -> Any:
     import torch
 
     if path is not None:
-        return first_images(open_images(path, root, opened.preprocess), 2).to(opened.device)
+        return first_images(open_images(path, root, opened.preprocess, opened.resize_given), 2).to(opened.device)
     size = opened.preprocess.crop or opened.preprocess.resize
     if size is None or (isinstance(size, int) and opened.preprocess.crop is None):
         raise OptionError(

@@ -80,7 +80,7 @@ def run(
     claim((out,), force, (domain, None if weights is None else Path(weights), Path(images)))
     opened = open_source(session, model, domain)
     check_threshold(abstain_below, opened.classes)
-    pictures = open_images(images, root, opened.preprocess)
+    pictures = open_images(images, root, opened.preprocess, opened.resize_given)
     try_out(opened, pictures)
     network: nn.Module = opened.source.network if domain is None else open_adapted(opened, domain, seed)
     heat = read_temperature(session, temperature, network, pictures)

@@ -10,6 +10,7 @@ from undrift._errors import OptionError
 from undrift.cli._flags import takes
 from undrift.cli._images import DATA_SETS, Root, data_set
 from undrift.cli._labels import tree
+from undrift.cli._model import ModelFlags, given_preprocess
 from undrift.cli._places import Force, beside, claim
 from undrift.cli._session import Session, command
 from undrift.train import TrainOptions, train_preset
@@ -32,6 +33,14 @@ def run(
     trunk: Annotated[
         Path | None, typer.Option(help="Weights to start from, such as ImageNet's ResNet-50.", metavar="FILE")
     ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(help="Length of the shorter side, HEIGHTxWIDTH, or none. Default: the network's.", metavar="SIZE"),
+    ] = None,
+    crop: Annotated[
+        str | None,
+        typer.Option(help="Side of the crop, random in training, or none. Default: the network's.", metavar="SIZE"),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     resume: Annotated[bool, typer.Option(help="Go on from the checkpoint beside the output, if there is one.")] = True,
     root: Root = Path(),
@@ -50,10 +59,10 @@ def run(
     chosen = train_preset(preset or USUAL.get(images.partition(":")[0], "shot")).replace(**options)
     if chosen.network not in zoo.names():
         raise OptionError(f"there is no network {chosen.network!r}; the zoo has {', '.join(zoo.names())}. Choose one.")
-    preprocess = zoo.preprocess(chosen.network)
+    preprocess = given_preprocess(ModelFlags(resize=resize, crop=crop), zoo.preprocess(chosen.network))
     checkpoint = beside(out, ".checkpoint.pt")
     going_on = resume and checkpoint.exists()
-    claim((out,), force or going_on, (trunk, Path(images)))
+    claim((out, beside(out, ".png")), force or going_on, (trunk, Path(images)))
     named = None if Path(images).exists() else data_set(images, root, train=True)
     domain = tree(images, preprocess) if named is None else named.prepared(preprocess)
     try:

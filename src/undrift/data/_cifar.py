@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -145,14 +146,24 @@ def _read_pickled(folder: Path, files: Sequence[str], layout: _Layout) -> tuple[
     for file in files:
         batch = read_batch(folder / file)
         data, numbers = batch.get("data"), batch.get(layout.label_key)
-        if not isinstance(data, np.ndarray) or not isinstance(numbers, list) or data.shape != (len(numbers), PIXELS):
+        if not isinstance(data, np.ndarray) or not _whole(numbers) or not _pixels(data, len(numbers)):
+            found = f"data of {data.dtype}, shape {data.shape}" if isinstance(data, np.ndarray) else "no array of data"
             raise DataError(
-                f"{folder / file} holds {', '.join(sorted(batch)) or 'nothing'}, shape {getattr(data, 'shape', None)}; "
-                f"needed: data of N×{PIXELS} and N {layout.label_key}. {ORIGIN}"
+                f"{folder / file} holds {', '.join(sorted(batch)) or 'nothing'}, {found}, and "
+                f"{'' if _whole(numbers) else 'no '}whole numbers as {layout.label_key}; needed: data of N×{PIXELS} in "
+                f"uint8 and N {layout.label_key}. {ORIGIN}"
             )
-        images.append(data.astype(np.uint8).reshape(-1, 3, 32, 32))
+        images.append(data.reshape(-1, 3, 32, 32))
         labels.append(np.array(numbers, dtype=np.int64))
     return np.concatenate(images), np.concatenate(labels)
+
+
+def _whole(numbers: Any) -> TypeGuard[list[int]]:
+    return isinstance(numbers, list) and all(type(number) is int and abs(number) < 2**63 for number in numbers)
+
+
+def _pixels(data: Array, count: int) -> bool:
+    return data.dtype == np.uint8 and data.shape == (count, PIXELS)
 
 
 def _read_binary(folder: Path, files: Sequence[str], layout: _Layout) -> tuple[Array, Array]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from undrift._errors import DataError
 
 from ._domain import FileDomain
-from ._sources import ENDINGS, ArraySource, FileSource, Source, is_image, open_array, tar_sources
+from ._sources import ENDINGS, ArraySource, FileSource, Source, is_image, open_array
+from ._tar import tar_sources
 from ._tree import contents, folder_sources
 from .preprocess import RAW, Preprocess
 
@@ -23,9 +24,9 @@ def images(path: str | PathLike[str], *, preprocess: Preprocess = RAW) -> FileDo
     """Return the images at a path as a domain without labels: `named_batches` gives (images, names).
 
     Args:
-        path: a folder (searched through and through), a tar (read in place), a text file with one path a line
-            (relative to the file; a label after the path, as in SHOT's lists, is passed over), a .npy of uint8
-            N×H×W×3 or N×H×W (mapped into memory), or one image.
+        path: a folder (searched through and through, links followed, hidden files and folders left out), a tar (read
+            in place), a text file with one path a line (relative to the file; a label after the path, as in SHOT's
+            lists, is passed over), a .npy of uint8 N×H×W×3 or N×H×W (mapped into memory), or one image.
         preprocess: what the network at hand expects of an image, such as `undrift.zoo.preprocess("resnet50")`.
 
     Example:
@@ -57,7 +58,7 @@ def _sources(place: Path) -> tuple[Source, ...]:
 
 def _listed(path: Path) -> list[str]:
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text ({error}); needed: one path a line, in UTF-8. Write it again.") from error
     return [line if is_image(line) else re.sub(r"\s+\d+$", "", line) for line in lines if line]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
-import tarfile
 import warnings
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -65,7 +63,10 @@ class FileSource:
 
     def read(self, preprocess: Preprocess) -> Tensor:
         """Return the file's image."""
-        return decode(Path(self.path).read_bytes(), preprocess)
+        path = Path(self.path)
+        if not path.is_file() and path.exists():  # opening a pipe would wait for ever
+            raise DataError("not a regular file")
+        return decode(path.read_bytes(), preprocess)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,24 @@ class TarSource:
         with Path(self.tar).open("rb") as file:
             file.seek(self.offset)
             return decode(file.read(self.size), preprocess)
+
+
+@dataclass(frozen=True)
+class LostSource:
+    """An image that a tar names and does not hold: it is counted among the broken ones, not passed over."""
+
+    tar: str
+    member: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """The tar's path and the member's."""
+        return f"{self.tar}/{self.member}"
+
+    def read(self, preprocess: Preprocess) -> Tensor:  # noqa: ARG002  # as every source
+        """Raise, with the reason."""
+        raise DataError(self.reason)
 
 
 @dataclass(frozen=True)
@@ -155,23 +174,22 @@ def open_array(path: Path) -> Images:
             f"{path} holds {array.dtype} of shape {array.shape}; needed: images as uint8 N×H×W×3, or N×H×W for grey "
             "ones. Convert the array."
         )
+    if 0 in array.shape[1:]:
+        raise DataError(
+            f"{path} holds images without a pixel (shape {array.shape}); needed: a height and a width of 1 or more. "
+            "Write it again with numpy.save."
+        )
+    if array.ndim == 3 and array.shape[2] in (1, 3, 4):
+        # Rows of one photograph would pass for hundreds of grey images, three pixels wide.
+        rows, side, width = array.shape
+        raise DataError(
+            f"{path} holds uint8 of shape {array.shape}: one image of {rows}×{side}, or {rows} grey ones of "
+            f"{side}×{width}; needed: a shape that says which. Save array[None{', ..., :3' if width == 4 else ''}] for "
+            "one image, array[..., None] for grey ones."
+        )
     return array
 
 
 def is_image(name: str) -> bool:
     """Whether a file of this name counts as an image; hidden files (macOS leaves `._photo.jpg`) do not."""
     return name.lower().endswith(ENDINGS) and not name.rpartition("/")[2].startswith(".")
-
-
-def tar_sources(path: Path) -> Iterator[TarSource]:
-    """Yield the images of a tar in its own order."""
-    try:
-        with tarfile.open(path, "r:") as tar:  # uncompressed only: members must be found by their offset
-            for member in tar:
-                if member.isreg() and not member.issparse() and is_image(member.name):
-                    yield TarSource(str(path), member.name, member.offset_data, member.size)
-    except (tarfile.TarError, OSError) as error:
-        raise DataError(
-            f"{path} cannot be read as a tar ({error}); needed: an uncompressed .tar, as its images are read in place. "
-            "Decompress it first (gunzip), or copy it again if it is cut short."
-        ) from error

@@ -7,14 +7,16 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
 
 import torch
 
 from undrift._errors import DataError, OptionError, UndriftWarning
 
 from ._domain import FileDomain, shuffle
-from ._sources import FileSource, Source, is_image, tar_sources
+from ._sources import FileSource, Source, is_image
+from ._tar import tar_sources
 from .preprocess import Preprocess
 
 Classes = dict[str, list[Source]]
@@ -81,20 +83,38 @@ def labelled(
 
 
 def read_classes(place: Path) -> Classes:
-    """Return the images of each class, sorted by name, of a folder CLASS/… or of a tar …/CLASS/IMAGE."""
+    """Return the images of each class, sorted by name, of a folder CLASS/… or of a tar CLASS/….
+
+    A tar often holds the folder itself (photo/CLASS/…): folders that all its images share are no classes, as long as
+    each image keeps one. An image beside the classes has none, as in a folder.
+    """
     if place.is_dir():
         folders = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
         return {folder.name: list(folder_sources(folder)) for folder in folders}
+    found = [(_folders(source.member), source) for source in sorted(tar_sources(place), key=lambda s: s.member)]
+    inside = [(above, source) for above, source in found if above]
+    levels = zip(*(above[:-1] for above, _ in inside), strict=False)
+    shared = len(list(takewhile(lambda names: len(set(names)) == 1, levels)))
     classes: Classes = {}
-    for source in sorted(tar_sources(place), key=lambda source: source.member):
-        classes.setdefault(Path(source.member).parent.name, []).append(source)
+    for above, source in inside:
+        classes.setdefault(above[shared], []).append(source)
     return classes
 
 
+def _folders(member: str) -> list[str]:
+    return [part for part in PurePosixPath(member).parent.parts if part not in ("/", "..")]
+
+
 def folder_sources(folder: Path) -> Iterable[FileSource]:
-    """Yield the images below a folder, sorted by path."""
-    for parent, folders, files in os.walk(folder):
-        folders.sort()
+    """Yield the images below a folder, sorted by path; hidden ones are left out, and links to folders followed."""
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:  # a link back to a folder above would go round for ever
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (FileSource(str(Path(parent, name))) for name in sorted(files) if is_image(name))
 
 

@@ -55,15 +55,25 @@ class _Array:
         return flat.reshape(tuple(int(length) for length in shape), order="F" if fortran else "C")
 
 
-def _encode(text: str, encoding: str) -> bytes:
-    """What stands for _codecs.encode, by which Python 3 writes bytes into old pickles."""
-    if encoding != "latin1":
-        raise ValueError(f"bytes written as {encoding}")
-    return str(text).encode("latin1")
+class _Encode:
+    """What stands for _codecs.encode, by which Python 3 writes bytes into old pickles.
+
+    No function: a pickle may set attributes of what it is given, and those of a function (its defaults) would stay.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise ValueError(f"bytes written as {encoding}")
+        return str(text).encode("latin1")
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("it sets attributes of a function")
 
 
 _STAND_INS: dict[tuple[str, str], Any] = {
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _Encode(),
     ("numpy", "dtype"): _Dtype,
     ("numpy", "ndarray"): _Array,
     ("numpy.core.multiarray", "_reconstruct"): _Array,

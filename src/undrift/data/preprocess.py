@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
+MOST_PIXELS = 89_478_485
+"""Pixels that an image may be resized to: from here on Pillow suspects that a file was made to fill the memory."""
 
 
 @cache
@@ -157,10 +159,19 @@ class Preprocess:
         return [f"{name}: {mine} against {theirs}" for name, mine, theirs in pairs if mine != theirs]
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if min(height, width) < 1:
+            raise DataError(
+                f"an image of {height}×{width} pixels was given; needed: at least 1×1. Leave the image out."
+            )
         if self.resize is None or isinstance(self.resize, tuple):
             return self.resize or (height, width)
         short, long = sorted((height, width))
         rest = int(self.resize * long / short)
+        if self.resize * rest > MOST_PIXELS:
+            raise DataError(
+                f"an image of {height}×{width} pixels was given, which a shorter side of {self.resize} makes "
+                f"{self.resize * rest:,} pixels; needed: at most {MOST_PIXELS:,}. Cut it, or leave it out."
+            )
         return (self.resize, rest) if height <= width else (rest, self.resize)
 
     def _window(self, height: int, width: int) -> tuple[int, int, int, int]:

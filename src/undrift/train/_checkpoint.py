@@ -7,6 +7,8 @@ to save. Written whole or not at all, read with `weights_only`: nothing in a che
 from __future__ import annotations
 
 import hashlib
+import io
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._atomic import writing
-from undrift._errors import DataError
+from undrift._atomic import write_bytes
+from undrift._errors import DataError, UndriftWarning
 from undrift.data import Domain
+from undrift.data._content import checksum
 from undrift.zoo._checkpoint import UNREADABLE
 
 from ._loop import Epoch, Loop
@@ -26,6 +29,8 @@ from .options import TrainOptions
 VERSION = 1
 FREE = ("checkpoint_seconds",)
 """Options that may change between two parts of one run, as no weight depends on them."""
+LATER = ("training checksum", "validation checksum")
+"""What older checkpoints of this version do not know of their images."""
 
 
 @dataclass
@@ -58,6 +63,8 @@ def identity(
         "preprocess": train.preprocess.to_dict(),
         "training images": _describe(train),
         "validation images": "none" if validation is None else _describe(validation),
+        "training checksum": checksum(train),
+        "validation checksum": "none" if validation is None else checksum(validation),
     }
 
 
@@ -71,15 +78,44 @@ def save(path: Path, run: Mapping[str, Any], loop: Loop, best: Best, history: li
         "best": {"epoch": best.epoch, "accuracy": best.accuracy, "weights": best.weights},
         "history": [asdict(row) for row in history],
     }
-    with writing(path) as file:
-        torch.save(content, file)
+    # Into memory first: torch.save hides what is wrong with a disk behind an error of its own.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+@dataclass
+class Keeper:
+    """Writes a run's checkpoints. One that cannot be written is a warning, once: the epochs are still in memory."""
+
+    path: Path
+    run: Mapping[str, Any]
+    loop: Loop
+    best: Best
+    history: list[Epoch]
+    warned: bool = False
+
+    def __call__(self) -> None:
+        """Write one, if it can be."""
+        try:
+            save(self.path, self.run, self.loop, self.best, self.history)
+        except DataError as error:
+            if not self.warned:
+                warnings.warn(
+                    f"{self.path}, from which this run goes on if it is stopped, could not be written "
+                    f"({error.__cause__ or error}); needed: room on the disk, and the right to write there. Training "
+                    "goes on without it, and tries again later: make room meanwhile.",
+                    UndriftWarning,
+                    stacklevel=4,
+                )
+            self.warned = True
 
 
 def restore(path: Path, run: Mapping[str, Any], loop: Loop) -> tuple[Best, list[Epoch]]:
     """Bring the loop to where the checkpoint left it and return the best weights and figures so far."""
     try:
         content: Any = torch.load(path, map_location=loop.device, weights_only=True)
-        version, found = content["version"], content["run"]
+        version, found = content["version"], dict(content["run"])
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a checkpoint that can be read ({type(error).__name__}); needed: one that `undrift train` "
@@ -90,12 +126,13 @@ def restore(path: Path, run: Mapping[str, Any], loop: Loop) -> tuple[Best, list[
             f"{path} is a checkpoint of version {version}; needed: version {VERSION}. Finish that run with the undrift "
             "that started it, or start anew with resume=False."
         )
-    if found != run:
-        names = sorted(name for name in {*found, *run} if found.get(name) != run.get(name))
+    known = {name: value for name, value in run.items() if name in found or name not in LATER}
+    if found != known:
+        names = sorted(name for name in {*found, *known} if found.get(name) != known.get(name))
         shown = "; ".join(f"{name} was {_short(found.get(name))}, is {_short(run.get(name))}" for name in names[:4])
         raise DataError(
             f"{path} belongs to another run ({shown}); needed: the checkpoint of this one. Call with the old settings "
-            "to finish that run, write to another file, or start anew with resume=False."
+            "and images to finish that run, write to another file, or start anew with resume=False."
         )
     try:
         loop.network.load_state_dict(content["network"], strict=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undrift import zoo
 from undrift._errors import DataError, OptionError, OutputError
-from undrift.data import Domain
+from undrift.data import Domain, TensorDomain
 
 from ._frames import Frames, cut, draw
 
@@ -20,14 +20,13 @@ def check_domain(domain: Domain, like: Domain | None) -> Domain:
     Args:
         like: the training domain, for a validation domain, which must have the same classes.
     """
+    _check_text(domain)
     if len(domain) == 0:
         raise DataError(f"{domain.name} has no images; needed: labelled images. Check the folder it was read from.")
-    if domain.labels is None:
-        raise DataError(
-            f"{domain.name} has no labels; needed: one an image, as a source model is trained with labels. Read it "
-            "with a loader that gives labels, such as undrift.data.pacs: a folder a class."
-        )
-    low, high = int(domain.labels.min()), int(domain.labels.max())
+    if isinstance(domain, TensorDomain):
+        _check_images(domain)
+    labels = _checked_labels(domain)
+    low, high = int(labels.min()), int(labels.max())
     count = high + 1 if like is None else len(like.class_names)
     names = domain.class_names or tuple(str(label) for label in range(count))
     if low < 0 or high >= len(names):
@@ -35,13 +34,24 @@ def check_domain(domain: Domain, like: Domain | None) -> Domain:
             f"{domain.name} has labels from {low} to {high} and {len(names)} class names; needed: labels from 0 to "
             f"{len(names) - 1}. Name every class, or correct the labels."
         )
+    if len(names) < 2:
+        raise DataError(
+            f"{domain.name} has one class ({_some(names)}); needed: two or more, as there is nothing to tell apart in "
+            "one. Add a folder for each class, or check that the path is the folder above them."
+        )
     if like is not None and names != like.class_names:
         raise DataError(
             f"{domain.name} has {len(names)} classes ({_some(names)}), {like.name} has {len(like.class_names)} "
             f"({_some(like.class_names)}); needed: the same classes in the same order. Validate on images of the "
             "classes that are trained."
         )
-    return replace(domain, class_names=names)
+    if like is not None and (lines := like.preprocess.differences(domain.preprocess)):
+        raise DataError(
+            f"{domain.name} has another preprocessing than {like.name}, which is trained on ({'; '.join(lines)}); "
+            "needed: the same, as the best epoch is chosen by what the network will see. Read it with that one, or "
+            "pass validation.prepared(domain.preprocess)."
+        )
+    return replace(domain, class_names=names, labels=labels.long())
 
 
 def check_network(network: nn.Module, name: str, training: Frames, domain: Domain) -> None:
@@ -81,6 +91,47 @@ def pick_device(device: torch.device | str) -> torch.device:
             f"device {device} was asked for and PyTorch sees no GPU; needed: a GPU with its driver. Use device='cpu'."
         )
     return place
+
+
+def _check_text(domain: Domain) -> None:
+    """Raise if the file at the end could not hold the names: a folder's may be bytes that are no UTF-8."""
+    for name in (domain.name, *domain.class_names):
+        if name.encode(errors="ignore").decode() != name:
+            raise DataError(
+                f"the folder {name!a} has a name that is not UTF-8; needed: one that is, as the source model's file "
+                "says the names of domain and classes. Rename the folder."
+            )
+
+
+def _check_images(domain: TensorDomain) -> None:
+    """Raise unless the images are what views are cut from; a float tensor could be in [0, 1] or in [0, 255]."""
+    images, channels = domain.images, domain.preprocess.channels
+    if images.dtype != torch.uint8 or images.dim() != 4:
+        raise DataError(
+            f"{domain.name} has {images.dtype} images of shape {tuple(images.shape)}; needed: uint8, N×C×H×W. Convert "
+            "them, from [0, 1] with (255 * images).round().to(torch.uint8)."
+        )
+    if images.shape[1] != channels:
+        raise DataError(
+            f"{domain.name} has images of {images.shape[1]} channels and a preprocessing for {channels}; needed: the "
+            "same. Choose a network for such images, or convert them."
+        )
+
+
+def _checked_labels(domain: Domain) -> Tensor:
+    labels, need = domain.labels, "needed: one whole number an image"
+    if labels is None:
+        raise DataError(
+            f"{domain.name} has no labels; {need}, as a source model is trained with labels. Read it with a loader "
+            "that gives labels, such as undrift.data.pacs: a folder a class."
+        )
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    if labels.shape != (len(domain),) or not whole:
+        raise DataError(
+            f"{domain.name} has {len(domain)} images and {labels.dtype} labels of shape {tuple(labels.shape)}; {need}. "
+            "Give the labels that belong to these images, as labels.long()."
+        )
+    return labels
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -155,4 +155,4 @@ def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def _seed(seed: int, stream: int) -> int:
-    return seed * 1_000_003 + stream
+    return (seed * 1_000_003 + stream) % 2**63  # PyTorch takes no larger one

@@ -82,7 +82,7 @@ def train_source(
             `undrift.data.split(domain, held_out, seed)` gives again.
         device: "auto" takes a GPU where there is one.
         resume: go on from a checkpoint; False starts anew.
-        overwrite: replace a finished `out`.
+        overwrite: replace a finished `out` and its curve.
         watch: called with each epoch's figures.
         workers: processes that decode images; None takes as many as there are cores.
 
@@ -110,7 +110,7 @@ def train_source(
         best, history = Best(), list[Epoch]()
         if resume and checkpoint.exists():
             best, history = _checkpoint.restore(checkpoint, run, loop)
-        _train(loop, best, history, progress, watch, lambda: _checkpoint.save(checkpoint, run, loop, best, history))
+        _train(loop, best, history, progress, watch, _checkpoint.Keeper(checkpoint, run, loop, best, history))
     net.load_state_dict(best.weights, strict=True)
     header = SourceHeader(
         *(name, domain.class_names, domain.preprocess, domain.name, len(training)),
@@ -170,14 +170,16 @@ def _places(out: str | PathLike[str], resume: bool, overwrite: bool) -> tuple[Pa
             f"it is written in. Use {path.stem}.safetensors."
         )
     _atomic.check(path)
-    checkpoint = path.with_suffix(".checkpoint.pt")
-    # With a checkpoint beside it, `out` is older than the run or was written just before a kill.
-    if path.exists() and not overwrite and not (resume and checkpoint.exists()):
+    checkpoint, curve = path.with_suffix(".checkpoint.pt"), path.with_suffix(".png")
+    _atomic.check(curve)
+    # With a checkpoint beside them, both are older than the run or were written just before a kill.
+    taken = next((place for place in (path, curve) if place.exists()), None)
+    if taken is not None and not overwrite and not (resume and checkpoint.exists()):
         raise DataError(
-            f"{path} is there already; needed: a new name, so that no trained model is lost. Choose another name, or "
-            "replace it with overwrite=True."
+            f"{taken} is there already; needed: a new name, so that no trained model and no picture is lost. Choose "
+            "another name, or replace it with overwrite=True."
         )
-    return path, checkpoint, path.with_suffix(".png")
+    return path, checkpoint, curve
 
 
 def _parts(

@@ -29,7 +29,7 @@ class TrainOptions(Changeable):
     network: str = _option("wrn28_10", "the zoo's name of the network")
     epochs: int = _option(36, "passes over the training images", least=1)
     batch_size: int = _option(256, "images a step; a last batch that is not full waits for the next epoch", least=1)
-    seed: int = _option(0, "of the split, the fresh weights, the order and the augmentation", least=0)
+    seed: int = _option(0, "of the split, the fresh weights, the order and the augmentation", least=0, most=2**63 - 1)
 
     # What is held out, and what is kept.
     held_out: float = _option(0.05, "share kept for validation: SHOT's 0.1, generalized 0.2; 0 keeps the last", least=0)

@@ -22,6 +22,10 @@ UNREADABLE = (
 WRAPPERS = ("state_dict", "model", "model_state_dict")
 """Keys under which training programs put the weights beside an optimiser's state."""
 
+COUNT = "num_batches_tracked"
+PARALLEL = "module."
+"""What nn.DataParallel leaves before every name; where only some have it, it is a module of the network's own."""
+
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a checkpoint's tensors, floating ones in float32, and its text header (empty for PyTorch files)."""
@@ -31,30 +35,56 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             "Check the path, or train one with `undrift train`."
         )
     tensors, header = _safetensors(path) if path.suffix == ".safetensors" else (_torch(path), {})
-    tensors = {name.removeprefix("module."): value for name, value in tensors.items()}  # left by nn.DataParallel
+    _check_stored(path, tensors)
+    if all(name.startswith(PARALLEL) for name in tensors):
+        tensors = {name.removeprefix(PARALLEL): value for name, value in tensors.items()}
     return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}, header
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Copy `tensors` into `network`: every name must be there, every shape must match, nothing may be left over.
+    """Copy `tensors` into `network`: every name must be there, shapes and kinds of number match, nothing is left over.
 
-    Only BatchNorm's count of batches may be missing, as nothing but cumulative averages reads it.
+    Only BatchNorm's count of batches may be missing, or be cast to floats with the rest, as nothing but cumulative
+    averages reads it.
     """
     needed = network.state_dict()
-    missing = [name for name in needed if name not in tensors and not name.endswith("num_batches_tracked")]
+    missing = [name for name in needed if name not in tensors and not name.endswith(COUNT)]
     extra = [name for name in tensors if name not in needed]
     shapes = [
         f"{name} {tuple(value.shape)} instead of {tuple(needed[name].shape)}"
         for name, value in tensors.items()
         if name in needed and value.shape != needed[name].shape
     ]
-    if missing or extra or shapes:
+    kinds = [
+        f"{name} {value.dtype} instead of {needed[name].dtype}"
+        for name, value in tensors.items()
+        if name in needed and _kind(value) != _kind(needed[name]) and not name.endswith(COUNT)
+    ]
+    if missing or extra or shapes or kinds:
         found = [_some(missing, "missing"), _some(extra, "unknown"), _some(shapes, "of another shape")]
+        found.append(_some(kinds, "of another kind of number"))
         raise DataError(
             f"{what} does not fit: {'; '.join(filter(None, found))}. Needed: exactly the {len(needed)} tensors of this "
             f"network. Name the network that the file was trained with ({_guess(tensors)})."
         )
     network.load_state_dict({**needed, **tensors}, strict=True)
+
+
+def _check_stored(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raise where a tensor is not there number by number: nothing could be copied, or more than any memory holds."""
+    size = path.stat().st_size
+    for name, value in tensors.items():
+        plain = value.layout is torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
+        if not plain or value.numel() * value.element_size() > size:
+            what = tuple(value.shape) if plain else "meta" if value.is_meta else f"{value.layout} {value.dtype}"
+            raise DataError(
+                f"{path} holds {name} without all its numbers ({what} in {size} bytes); needed: dense tensors, stored "
+                "whole. Save the state_dict() of the network itself, on a CPU and not quantised."
+            )
+
+
+def _kind(value: Tensor) -> str:
+    return "complex" if value.is_complex() else "floating" if value.is_floating_point() else "whole"
 
 
 def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,13 +1,14 @@
 """Networks by name, each with the preprocessing it was trained with."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError
 from undrift.data.preprocess import GREY, IMAGENET, RAW, SHOT, Preprocess
@@ -95,9 +96,7 @@ def load(name: str, path: str | PathLike[str], classes: int | None = None) -> nn
     entry, path = _entry(name), Path(path)
     tensors, header = read(path)
     _check_layout(name, entry, path, header)
-    if classes is None and entry.head in tensors:
-        classes = len(tensors[entry.head])
-    network = build(name, classes or entry.classes or 1)
+    network = build(name, classes or _classes(entry, tensors) or entry.classes or 1)
     fill(network, tensors, f"{path} as {name}")
     return network.eval()
 
@@ -128,11 +127,21 @@ def _entry(name: str) -> Entry:
     raise OptionError(f"the zoo has no network {name!r}; known: {', '.join(names())}. {hint}")
 
 
-def _check_layout(name: str, entry: Entry, path: Path, header: dict[str, str]) -> None:
+def _classes(entry: Entry, tensors: Mapping[str, Tensor]) -> int | None:
+    """Return the rows of a checkpoint's head, None where it has none of this network's: `fill` says what is wrong."""
+    with torch.device("meta"):
+        row = entry.make(1).state_dict()[entry.head].shape[1:]
+    head = tensors.get(entry.head)
+    return len(head) if head is not None and head.dim() and head.shape[1:] == row else None
+
+
+def _check_layout(name: str, entry: Entry, path: Path, header: Mapping[str, str]) -> None:
     # Both layouts have the same names and shapes: only the header can tell that strides and eps differ.
-    written = header.get("layout", "")
-    if written.startswith("v1:") and not entry.v1:
+    layout, network = header.get("layout", ""), header.get("network", "")
+    v1 = True if layout.startswith("v1:") else _ENTRIES[network].v1 if network in _ENTRIES else entry.v1
+    if v1 != entry.v1:
+        other = name.removesuffix("_v1") if entry.v1 else f"{name}_v1"
         raise DataError(
-            f"{path} was written for another layout ({written}); needed: weights of {name}, whose strides and eps "
-            f"differ. Use {name}_v1."
+            f"{path} was written for another layout ({layout or network}); needed: weights of {name}, whose strides "
+            f"and eps differ. Use {other}."
         )

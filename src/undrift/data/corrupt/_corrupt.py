@@ -81,7 +81,7 @@ def corrupt(
         >>> corrupt(images, "contrast", severity=5).shape
         torch.Size([2, 3, 32, 32])
     """
-    _check_images(images)
+    check_images(images)
     chosen = _constants(name, severity, constants, images)
     if first < 0:
         raise OptionError(f"first={first} is no image's index; needed: 0 or more. Pass where the batch begins.")
@@ -117,7 +117,8 @@ def _images_at_once(images: Tensor) -> int:
     return max(1, values // (images.shape[1:].numel()))
 
 
-def _check_images(images: Tensor) -> None:
+def check_images(images: Tensor) -> None:
+    """Raise unless the images can be corrupted."""
     need = f"needed: N×3×H×W, uint8 or floating point in [0, 1], sides of at least {SMALLEST_SIDE}"
     if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[-2:]) < SMALLEST_SIDE:
         todo = "Make it a batch with images[None]." if images.ndim == 3 else "Permute, repeat or resize them first."

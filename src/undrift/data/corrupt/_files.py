@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from undrift._errors import DataError
 from undrift.data._tree import choose
@@ -29,7 +29,7 @@ class Written:
     Args:
         made: files or folders written now, relative to `folder`.
         kept: those that an earlier run had finished.
-        skipped: images that could not be read, as CLASS/FILE.JPEG.
+        skipped: images that could not be read, now or by an earlier run, as CLASS/FILE.JPEG.
     """
 
     folder: Path
@@ -76,21 +76,51 @@ def whole_folders(paths: Sequence[Path]) -> Iterator[list[Path]]:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def note_origin(folder: Path, origin: dict[str, str | int]) -> None:
-    """Write down what the folder is made from, or raise if it was begun from something else."""
+def note_origin(folder: Path, origin: Mapping[str, Any]) -> None:
+    """Write down what the folder is made from, or raise if it was begun from something else.
+
+    What the note does not say yet (where the frost pictures lay, before there was any frost) is added to it.
+    """
+    begun = read_note(folder)
+    other = [
+        f"{key} {begun[key]}, now {value}" for key, value in origin.items() if key in begun and begun[key] != value
+    ]
+    if other:
+        raise DataError(
+            f"{folder} was begun from something else ({'; '.join(other)}); needed: the same images, seed and device, "
+            "as finished files are kept. Choose another folder, or delete this one."
+        )
+    _write_note(folder, begun, {**begun, **origin})
+
+
+def note_skipped(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Write down images that could not be read, beside those of earlier runs, and return them all."""
+    begun = read_note(folder)
+    skipped = sorted({*begun.get("skipped", ()), *names})
+    _write_note(folder, begun, {**begun, "skipped": skipped} if skipped else begun)
+    return tuple(skipped)
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """Return what the folder's note says; nothing where there is none, as in a new folder."""
     path = folder / NOTE
-    if path.exists():
-        begun = json.loads(path.read_text(encoding="utf-8"))
-        other = [f"{key} {begun.get(key)}, now {value}" for key, value in origin.items() if begun.get(key) != value]
-        if other:
-            raise DataError(
-                f"{folder} was begun from something else ({'; '.join(other)}); needed: the same images and seed, as "
-                "finished files are kept. Choose another folder, or delete this one."
-            )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as file:
-        file.write((json.dumps(origin, indent=1) + "\n").encode())
+    try:
+        note = json.loads(path.read_bytes()) if path.exists() else {}
+        if not isinstance(note, dict) or not isinstance(note.get("skipped", []), list):
+            raise ValueError("other content")
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}); needed: the note of what the folder is made from, as finished files are "
+            "kept. Choose another folder, or delete this one."
+        ) from error
+    return note
+
+
+def _write_note(folder: Path, before: dict[str, Any], note: dict[str, Any]) -> None:
+    if note != before:
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / NOTE) as file:
+            file.write((json.dumps(note, indent=1) + "\n").encode())
 
 
 def progress(quiet: bool) -> Callable[[Iterable[_T], str, int], Iterator[_T]]:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError
+from undrift.data._content import files_checksum
 from undrift.data._domain import FileDomain, TensorDomain
 from undrift.data._sources import pillow
 
 from ._constants import CORRUPTIONS, SEVERITIES
-from ._corrupt import corrupt
-from ._files import Written, check_names, note_origin, progress, whole_file, whole_folders
+from ._corrupt import check_images, corrupt
+from ._files import Written, check_names, note_origin, note_skipped, progress, whole_file, whole_folders
 
 BATCH = 256
 JPEG_QUALITY = 85
@@ -54,8 +55,12 @@ def write_cifar_c(
             f"{domain.name} has {images.dtype} images and {'no' if domain.labels is None else 'its'} labels; needed: "
             "uint8 images with labels. Load it with `undrift.data.cifar10` or `cifar100`."
         )
+    check_images(images)
     content = hashlib.sha256(images.cpu().numpy().tobytes()).hexdigest()[:16]
-    note_origin(place, {"source": domain.name, "images": len(images), "content": content, "seed": seed})
+    note_origin(
+        place,
+        {"source": domain.name, "images": len(images), "content": content, **_made_with(names, seed, device, frost)},
+    )
     labels = np.tile(domain.labels.cpu().numpy().astype(np.uint8), len(SEVERITIES))
     made, kept, bar = [], [], progress(quiet)
     if not (place / "labels.npy").exists():
@@ -103,9 +108,19 @@ def write_imagenet_c(
     """
     check_names(names, frost)
     place, (domain, files) = Path(folder), _sorted_files(domain)
-    content = hashlib.sha256("\n".join(files).encode()).hexdigest()[:16]
-    note_origin(place, {"source": domain.name, "images": len(files), "content": content, "seed": seed})
-    made, kept, skipped, bar = [], [], [], progress(quiet)
+    framing = domain.preprocess.to_dict()
+    note_origin(
+        place,
+        {
+            "source": domain.name,
+            "images": len(files),
+            "content": hashlib.sha256("\n".join(files).encode(errors="surrogateescape")).hexdigest()[:16],
+            "paths and sizes": files_checksum(domain.sources),
+            "framing": {key: framing[key] for key in ("resize", "crop", "interpolation")},
+            **_made_with(names, seed, device, frost),
+        },
+    )
+    made, kept, skipped, bar = [], [], note_skipped(place, ()), progress(quiet)
     for name in names:
         kept += [f"{name}/{severity}" for severity in severities if (place / name / str(severity)).exists()]
         missing = [severity for severity in severities if f"{name}/{severity}" not in kept]
@@ -121,9 +136,19 @@ def write_imagenet_c(
                     pixels = corrupted.permute(0, 2, 3, 1).cpu().numpy()
                     paths = [partial / files[first + row] for row in rows]
                     list(pool.map(_save_jpeg, paths, [pixels[row] for row in rows]))
-            skipped = [path for path in files if not (partials[0] / path).exists()]
+            # Before the folders take their names: a run that finds them made must know what is not in them.
+            skipped = note_skipped(place, (path for path in files if not (partials[0] / path).exists()))
         made += [f"{name}/{severity}" for severity in missing]
-    return Written(place, tuple(made), tuple(kept), tuple(skipped))
+    return Written(place, tuple(made), tuple(kept), skipped)
+
+
+def _made_with(
+    names: Sequence[str], seed: int, device: torch.device | str, frost: str | PathLike[str] | None
+) -> dict[str, str | int]:
+    """Return what decides over the noise: finished files and new ones must have it in common."""
+    pictures = "imagecorruptions" if frost is None else str(Path(frost).resolve())
+    how: dict[str, str | int] = {"seed": seed, "device": torch.device(device).type}
+    return how | ({"frost": pictures} if "frost" in names else {})
 
 
 def _sorted_files(domain: FileDomain) -> tuple[FileDomain, list[str]]:

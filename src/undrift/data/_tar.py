@@ -1,0 +1,55 @@
+"""The images of a tar, found in one pass over its headers; a link is the image that it leads to."""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from undrift._errors import DataError
+
+from ._sources import LostSource, TarSource, is_image
+
+MOST_LINKS = 40
+"""Links from one image to the next before they count as a circle: as many as Linux follows."""
+
+
+def tar_sources(path: Path) -> list[TarSource | LostSource]:
+    """Return the images of a tar in its own order, hidden files and folders left out."""
+    try:
+        with tarfile.open(path, "r:") as tar:  # uncompressed only: members must be found by their offset
+            members = list(tar)
+    except (tarfile.TarError, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read as a tar ({error}); needed: an uncompressed .tar, as its images are read in place. "
+            "Decompress it first (gunzip), or copy it again if it is cut short."
+        ) from error
+    by_name = {posixpath.normpath(member.name): member for member in members}
+    return [
+        _tar_source(str(path), member, by_name)
+        for member in members
+        if (member.isreg() or _is_link(member)) and is_image(member.name) and not _is_hidden(member.name)
+    ]
+
+
+def _tar_source(tar: str, member: tarfile.TarInfo, by_name: dict[str, tarfile.TarInfo]) -> TarSource | LostSource:
+    """Return a member, or under its name what it links to: tar stores a file with two names once."""
+    found: tarfile.TarInfo | None = member
+    for _ in range(MOST_LINKS):
+        if found is None or not _is_link(found):
+            break
+        start = posixpath.dirname(found.name) if found.issym() else ""  # a hard link counts from the top of the tar
+        found = by_name.get(posixpath.normpath(posixpath.join(start, found.linkname)))
+    if found is None or not found.isreg():
+        return LostSource(tar, member.name, f"a link to {member.linkname}, which is not in the tar")
+    if found.issparse():
+        return LostSource(tar, member.name, "stored as a sparse file, which cannot be read in place")
+    return TarSource(tar, member.name, found.offset_data, found.size)
+
+
+def _is_link(member: tarfile.TarInfo) -> bool:
+    return member.islnk() or member.issym()
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") and part != ".." for part in PurePosixPath(name).parts)

@@ -1,0 +1,44 @@
+"""`undrift corrupt` given twice: it goes on, and leaves what is there alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from undrift import data
+
+from .conftest import Run
+
+CORRUPT = ("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--sheet", "s.png")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    domain = data.TensorDomain("CIFAR-10 test", images, torch.arange(4))
+    monkeypatch.setattr(data, "cifar10", lambda *_, **__: domain)
+    monkeypatch.setattr("undrift.data.corrupt._sheet.corrupt", lambda images, *_, **__: images)
+
+
+def test_the_same_command_goes_on_beside_its_sheet(run: Run) -> None:
+    assert run(*CORRUPT).code == 0
+    before = Path("s.png").stat().st_mtime_ns
+    found = run(*CORRUPT, "--json")
+    assert (found.code, found.json["kept"]) == (0, ["contrast.npy"]), found.err
+    assert Path("s.png").stat().st_mtime_ns == before
+    assert run(*CORRUPT, "--force").code == 0
+    assert Path("s.png").stat().st_mtime_ns != before
+
+
+def test_a_picture_that_was_there_first_is_not_lost(run: Run) -> None:
+    Path("s.png").write_bytes(b"mine")
+    found = run(*CORRUPT)
+    assert (found.code, "s.png is there already" in found.err) == (1, True), found.err
+    assert Path("s.png").read_bytes() == b"mine"
+    assert not Path("C").exists()
+
+
+def test_grey_images_leave_nothing_behind(run: Run) -> None:
+    found = run("corrupt", "digits:optdigits", "--out", "D", "--name", "contrast")
+    assert (found.code, "needed: N×3×H×W" in found.err) == (1, True), found.err
+    assert not Path("D").exists()
