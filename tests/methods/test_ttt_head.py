@@ -70,8 +70,14 @@ def test_source_training_with_the_rotation_loss(tmp_path: Path) -> None:
         warnings.simplefilter("error")  # the head is trained, and nobody warns
         going = undrift.stream(net, [x], method="ttt", head=tmp_path / "ttt.head.safetensors", views=2)
         next(going)
-    with pytest.raises(undrift.OptionError, match="is there already"):
-        train_rotation(domain, out, options)
+    assert trained.curve in (None, tmp_path / "ttt.png")
+    assert not list(tmp_path.glob("*joint*"))
+    for left in ("ttt.safetensors", "ttt.head.safetensors", "ttt.png"):
+        with pytest.raises(undrift.OptionError, match=f"{left} is there already"):
+            train_rotation(domain, out, options)
+        (tmp_path / left).unlink(missing_ok=True)
+        if trained.curve is None and left == "ttt.head.safetensors":
+            break
 
 
 class Wrapped(nn.Module):

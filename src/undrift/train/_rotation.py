@@ -76,23 +76,29 @@ def train_rotation(
         out: the source model to write.
         options: TTT's by default, on its ResNet-26 with GroupNorm.
         split: the last module of the shared part; None finds it as `undrift.likelihood.Rotation` does.
-        overwrite: replace a finished `out`.
+        overwrite: replace a finished `out`, its head and its curve.
         **how: device, resume, progress, watch, workers, validation as in `train_source`.
     """
     path = Path(out)
-    if path.suffix != ".safetensors" or (path.exists() and not overwrite):
-        found = "is there already" if path.exists() else "does not end in .safetensors"
-        raise OptionError(f"{path} {found}; needed: a new NAME.safetensors. Choose another, or overwrite=True.")
+    head, curve = path.with_suffix(".head.safetensors"), path.with_suffix(".png")
     joint = path.with_suffix(".joint.safetensors")
+    # With a joint file or its checkpoint beside them, they are this run's own: it was killed at its end.
+    own = overwrite or joint.exists() or joint.with_suffix(".checkpoint.pt").exists()
+    there = [] if own else [place for place in (path, head, curve) if place.exists()]
+    if path.suffix != ".safetensors" or there:
+        found = f"{there[0]} is there already" if there else f"{path} does not end in .safetensors"
+        raise OptionError(f"{found}; needed: a new NAME.safetensors. Choose another, or overwrite=True.")
     with torch.random.fork_rng():
         torch.manual_seed(options.seed)
         both = WithRotation(zoo.build(options.network, _classes(domain)), split)
     trained = train_source(domain, joint, options, network=both, overwrite=True, **how)
     header = dataclasses.replace(read_header(joint), network=options.network)
-    write_bytes(path.with_suffix(".head.safetensors"), safetensors.torch.save(_state(both.head)))
+    write_bytes(head, safetensors.torch.save(_state(both.head)))
     write_source(path, _state(both.net), header)
+    if trained.curve is not None:
+        trained.curve.replace(curve)
     joint.unlink()
-    return dataclasses.replace(trained, path=path, network=both.net)
+    return dataclasses.replace(trained, path=path, network=both.net, curve=trained.curve and curve)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
