@@ -77,6 +77,17 @@ def test_only_learnables_and_statistics_change_and_flags_come_back() -> None:
         assert same(net.state_dict(), trained().state_dict())
 
 
+def test_the_source_is_surveyed_in_eval_mode_where_it_was_perturbed_in_train_mode() -> None:
+    net, x = source().append(nn.Dropout(0.9)), images(20)
+    modes: list[bool] = []
+    net[-1].register_forward_hook(lambda m, *_: modes.append(m.training))
+    expected = adapt(undrift.perturb(copy.deepcopy(net).eval()), x, entropy, epochs=1, batch_size=10).surveys[0]
+    found = adapt(undrift.perturb(net.train()), x, entropy, epochs=1, batch_size=10).surveys[0]
+    assert found == expected
+    assert modes
+    assert not any(modes)
+
+
 def test_flags_come_back_after_an_error_inside_a_norm_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
     model.train()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import undrift
 from support import convnet, images, same, snapshot
 from undrift import metrics
+from undrift.data import TensorDomain
 from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized, labels_of
 from undrift.predict import predict
 from undrift.prediction import Prediction
@@ -196,3 +197,33 @@ def test_a_loader_that_raises_leaves_the_network_alone() -> None:
 def test_outputs_of_other_shapes_are_refused() -> None:
     with pytest.raises(undrift.OutputError, match="dense map"):
         evaluate(nn.Conv2d(3, 4, 3), labelled(0))
+
+
+def test_every_setting_takes_domains() -> None:
+    model = undrift.perturb(convnet())
+    pixels, labels = torch.randint(256, (12, 3, 8, 8), dtype=torch.uint8), torch.randint(5, (12,))
+    domain = TensorDomain("some", pixels, labels, tuple("abcde"))
+    loader = list(domain.batches(100))
+    given = {"samples": 0}
+    assert evaluate(model, domain, **given) == evaluate(model, loader, **given)
+    assert evaluate_generalized(model, domain, domain, **given) == evaluate_generalized(model, loader, loader, **given)
+
+    def ask(stream_of_images: Iterator[Tensor]) -> Iterator[Prediction]:
+        return (predict(model, x, samples=0) for x in stream_of_images)
+
+    found = [evaluate_continual(model, {"a": d}, ask, source=d, **given) for d in (domain, loader)]
+    assert found[0] == found[1]
+
+
+def test_a_warning_of_the_mean_network_names_the_callers_line() -> None:
+    data = labelled(0)
+    for call in (
+        lambda model: evaluate(model, data, samples=0),
+        lambda model: evaluate_generalized(model, data, data, samples=0),
+        lambda model: evaluate_continual(model, {"a": data}, lambda x: stream(model, x), source=data, samples=0),
+    ):
+        model = undrift.perturb(convnet(), init_fraction=0.2)
+        model(images())
+        with pytest.warns(undrift.UndriftWarning, match="kept from passes with noise") as found:
+            call(model)
+        assert [w.filename for w in found] == [__file__]

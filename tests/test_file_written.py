@@ -136,3 +136,28 @@ def test_a_diverged_state_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(undrift.DataError, match=r"3\.log_var holds 1 of 8.*lower the learning rate"):
         save(model, tmp_path / "b.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_source_may_be_named_by_a_path(tmp_path: Path) -> None:
+    model = adapted(convnet())
+    for source, name in ((Path("a") / "b.pt", str(Path("a") / "b.pt")), ("net \udcff", r"net \udcff")):
+        save(model, tmp_path / "n.safetensors", source=source)
+        assert undrift.inspect(tmp_path / "n.safetensors").source == name
+
+
+@pytest.mark.parametrize(
+    ("source", "classes", "match"),
+    [
+        (7, None, r"source=7 is a int.*needed: a name.*Give text"),
+        (b"net", None, r"source=b'net' is a bytes"),
+        (None, ("cat", "d\udcffg"), r"class name 'd\\udcffg' holds half a character.*needed.*model\.classes"),
+    ],
+)
+def test_names_that_no_file_can_hold_are_refused_before_anything_is_written(
+    source: object, classes: tuple[str, ...] | None, match: str, tmp_path: Path
+) -> None:
+    model = adapted(convnet())
+    model.classes = classes
+    with pytest.raises(undrift.OptionError, match=match):
+        save(model, tmp_path / "n.safetensors", source=source)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())

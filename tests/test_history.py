@@ -25,6 +25,8 @@ def test_the_history_prints_saves_and_plots(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "history.json").read_text())["verdict"]["collapsed"] is False
     pytest.importorskip("matplotlib")
     history.plot(tmp_path / "history.png")
+    with pytest.raises(undrift.OptionError, match=r"ends in \.xyz.*needed: one of .*png.*history\.png"):
+        history.plot(tmp_path / "history.xyz")
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "other.json").write_text("[1]")
     for path in ("other.json", "none.json"):

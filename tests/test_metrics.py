@@ -1,6 +1,7 @@
 """Numbers computed by hand."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_harmonic_mean() -> None:
     assert metrics.harmonic_mean([0.5, 1.0]) == pytest.approx(2 / 3)
     assert metrics.harmonic_mean([0.836, 0.591]) == pytest.approx(2 * 0.836 * 0.591 / (0.836 + 0.591))
     assert metrics.harmonic_mean([0.0, 1.0]) == 0
-    for bad in ([], [-0.1, 0.5]):
+    for bad in ([], [-0.1, 0.5], [math.nan, 0.5], [0.5, math.nan], [0.0, math.nan]):
         with pytest.raises(undrift.DataError, match="harmonic mean"):
             metrics.harmonic_mean(bad)
 
@@ -97,3 +98,21 @@ def test_nothing_to_score() -> None:
     tally.add(torch.empty(0, 3), torch.empty(0, dtype=torch.long))
     with pytest.raises(undrift.DataError, match="no images were scored"):
         tally.scores()
+
+
+@pytest.mark.parametrize("score", [metrics.nll, metrics.brier, metrics.ece])
+def test_logits_are_refused_and_rounded_probabilities_are_not(score: Callable[..., float]) -> None:
+    logits, labels = 3 * torch.randn(64, 100), torch.randint(100, (64,))
+    for wrong in (logits, logits.softmax(1) * 1.1, torch.tensor([[1.2, -0.2]]).expand(64, 2)):
+        with pytest.raises(undrift.DataError, match=r"go from.*sums.*needed: probabilities.*softmax"):
+            score(wrong, labels.clamp_max(wrong.shape[1] - 1))
+    exact = score(logits.softmax(1), labels)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert score(logits.softmax(1).to(dtype), labels) == pytest.approx(exact, abs=0.02)
+    assert metrics.accuracy(logits, labels) == metrics.accuracy(logits.softmax(1), labels)
+
+
+@pytest.mark.parametrize("bins", [0, -1, 2.5, True])
+def test_bins_are_a_whole_number(bins: int) -> None:
+    with pytest.raises(undrift.OptionError, match=r"bins=.*from 1 up"):
+        metrics.ece(PROBS, LABELS, bins=bins)

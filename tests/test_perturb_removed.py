@@ -1,6 +1,7 @@
 """Nothing of the user's is lost: inside `off()` and after `remove()` the source is back, bit for bit."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,6 +51,84 @@ def test_off_comes_back_after_an_error() -> None:
         _ = 1 / 0
     assert model.key.enabled
     assert not torch.equal(model(images()), model(images()))
+
+
+def load_others(net: nn.Module) -> None:
+    net.load_state_dict(convnet().state_dict())
+
+
+def assign_others(net: nn.Module) -> None:
+    net.load_state_dict(convnet().state_dict(), assign=True)
+
+
+def make_a_step(net: nn.Module) -> None:
+    net(images()).square().sum().backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("change", [load_others, assign_others, make_a_step])
+def test_other_weights_are_refused_inside_off(change: Callable[[nn.Module], object]) -> None:
+    net = convnet()
+    model = undrift.perturb(net)
+    with pytest.raises(undrift.UndriftError, match=r"0\.weight.*inside.*needed.*model\.remove\(\), load"), model.off():
+        change(net)
+    assert model.key.enabled  # and the perturbation is on again, all of it
+    assert not torch.equal(model(images()), model(images()))
+    # What the message says to do works.
+    other = convnet()
+    net = model.remove()
+    net.load_state_dict(other.state_dict())
+    model = undrift.perturb(net)
+    with model.off():
+        assert same(net.state_dict(), other.state_dict())
+
+
+def test_an_error_under_way_goes_before_that_of_other_weights() -> None:
+    net = convnet()
+    model = undrift.perturb(net)
+
+    def load_and_fail() -> None:
+        load_others(net)
+        _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError), model.off():
+        load_and_fail()
+    assert model.key.enabled
+    with model.off():
+        model.remove()
+        load_others(net)  # nobody's business any more
+
+
+@pytest.mark.parametrize("train", [(), "*"])
+def test_whatever_leaves_the_source_weights_alone_is_allowed_inside_off(train: str) -> None:
+    with torch.inference_mode():
+        made_there = nn.Linear(5, 5).requires_grad_(False)  # its tensors do not count what is written to them
+    net = nn.Sequential(convnet(), made_there).train()
+    model, head = undrift.perturb(net, train=train, layers="0.*"), nn.Linear(5, 2)
+    optimiser = torch.optim.SGD(head.parameters(), lr=0.1)
+    net[0].load_state_dict(net[0].state_dict())  # outside, the same weights may be written
+    with model.off():
+        with torch.no_grad():
+            features = net(images())
+            torch.func.functional_call(net, {"0.0.weight": net[0][0].weight * 2}, images())
+        head(features).sum().backward()
+        optimiser.step()
+        copy.deepcopy(net)
+        net.requires_grad_(False)
+    assert model.key.enabled
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_a_move_inside_off_is_no_change_of_weights(swaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: swaps)
+    net = convnet()
+    model = undrift.perturb(net)
+    with model.off():
+        net.double()
+    assert model(images().double()).dtype == torch.float64
+    with model.off():
+        net.float().to(memory_format=torch.channels_last)
+    assert model(images()).dtype == torch.float32
 
 
 def traces(net: nn.Module) -> list[object]:

@@ -10,10 +10,11 @@ import torch
 
 import undrift
 from support import convnet, learnables
-from test_report import continual, generalized, offline
+from test_report import continual, generalized, offline, result
 from undrift import plots
 from undrift.file import inspect, save
 from undrift.metrics import Reliability
+from undrift.report import Report
 
 
 def is_png(path: Path) -> bool:
@@ -98,3 +99,20 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
         offline().plot(tmp_path / "a.png")
+
+
+def test_a_domain_without_noise_has_no_sigma_to_draw(tmp_path: Path) -> None:
+    model = undrift.perturb(convnet(), layers=())
+    save(model, tmp_path / "tent.safetensors")
+    for given, named in ((model, "this model"), (inspect(tmp_path / "tent.safetensors"), r"tent\.safetensors")):
+        with pytest.raises(undrift.DataError, match=rf"{named} has no layer with noise.*needed.*leave the picture out"):
+            plots.sigma(given, tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_names_between_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    strange = Report("offline", tuple(result(name, 0.9) for name in (r"$\foo$", "a$b$", "$^$")))
+    strange.plot(tmp_path / "r.png")
+    plots.domains({r"$\bar$": strange, "$_$": strange}, tmp_path / "d.png")
+    plots.sigma(undrift.perturb(torch.nn.ModuleDict({r"$\foo$": torch.nn.Linear(3, 2)})), tmp_path / "s.png")
+    assert all(is_png(tmp_path / f"{name}.png") for name in "rds")

@@ -1,5 +1,6 @@
 """Predictions: the average of draws, how far they disagree, and nothing of the network's changed by it."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -240,6 +241,31 @@ def test_the_temperature_is_found_without_labels() -> None:
         temperature(model, x)
     with pytest.raises(undrift.DataError, match=r"no finite image.*a few hundred are needed.*Check the loader"):
         temperature(model, x + float("nan"), augment=lambda v: v)
+
+
+def test_an_image_without_finite_logits_has_no_say_in_the_temperature() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [1.0, 5.0]])
+
+    def overflows(where: float) -> nn.Module:
+        hooked = copy.deepcopy(net)
+        hooked.register_forward_hook(lambda _m, args, out: torch.where(args[0][:, 1:] == where, torch.nan, out))
+        return hooked
+
+    def change(v: Tensor) -> Tensor:
+        return torch.where(v[:, 1:] == 5, -v, v)
+
+    expected = temperature(net, x, augment=change)
+    assert temperature(overflows(7.0), torch.cat([x, torch.tensor([[1.0, 7.0]])]), augment=change) == expected
+    with pytest.raises(undrift.DataError, match="no finite image with finite logits"):
+        temperature(overflows(7.0), torch.tensor([[1.0, 7.0]]), augment=change)
+    with pytest.raises(undrift.DataError, match=r"made 3 images of 4; needed: a copy of each"):
+        temperature(net, x, augment=lambda v: v[:3])
+    with pytest.warns(undrift.UndriftWarning, match="100%") as found:
+        temperature(net, x, augment=lambda v: v)
+    assert found[0].filename == __file__
 
 
 def test_the_default_augmentation_by_hand() -> None:

@@ -1,5 +1,6 @@
 """A report reads well, comes back from JSON, and adds up."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -65,7 +66,10 @@ def test_continual_table() -> None:
 
 def test_unanswered_images_are_said() -> None:
     one = Result("fog", Scores(10, 0.5, 1, 1, 0, unanswered=3), BINS)
-    assert str(Report("offline", (one,))).endswith("3 images got no answer (NaN) and count as wrong")
+    held_out = dataclasses.replace(one, role="source")
+    for setting in ("offline", "generalized", "continual"):
+        text = str(Report(setting, (one, held_out)))
+        assert text.endswith("6 images got no answer (NaN) and count as wrong")
 
 
 @pytest.mark.parametrize("make", [offline, generalized, continual])
@@ -122,3 +126,10 @@ def test_join() -> None:
         join([offline(), offline()])
     with pytest.raises(undrift.DataError, match="no results"):
         _ = Report("offline", ()).summary
+
+
+def test_a_folders_name_need_not_be_utf8(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    report = Report("offline", (result(odd, 0.9), result("Šibenik", 0.7)))
+    report.save(tmp_path / "r.json")
+    assert Report.load(tmp_path / "r.json") == report

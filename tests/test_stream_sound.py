@@ -202,3 +202,11 @@ def test_the_guard_by_hand() -> None:
     guard.adapted, guard.source = torch.tensor([30.0, 0.0, 0.0]), torch.tensor([10.0, 10.0, 10.0])
     assert guard.collapsed(model, images(1))
     assert float(guard.source.sum()) == pytest.approx(30)  # 30 · (1 − 1/30) + 1
+
+
+def test_the_guard_asks_the_source_without_dropout_where_it_was_perturbed_in_train_mode() -> None:
+    net = nn.Sequential(Orthogonal(), nn.Dropout()).train()
+    modes: list[bool] = []
+    net[1].register_forward_hook(lambda m, *_: modes.append(m.training))
+    Guard().collapsed(undrift.perturb(net).eval(), images(8))
+    assert modes == [False, False]

@@ -108,3 +108,10 @@ def test_the_better_epoch_is_sure_and_diverse() -> None:
     assert not better(before, healthy, surer)
     assert better(before, healthy, collapsed)
     assert not better(before, healthy, healthy)  # among equals the first stays
+
+
+def test_a_source_that_answers_one_class_only_is_said() -> None:
+    one, other = made(0.02, 0.02, predicted=1), made(0.03, 0.03, predicted=1)
+    assert str(Verdict(one, other)).startswith("nothing to tell a collapse by, the source network answers one class")
+    assert not Verdict(one, other).collapsed
+    assert str(Verdict(one, made(0.03, 0.9))).startswith("no sign of collapse")

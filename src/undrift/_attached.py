@@ -74,6 +74,11 @@ class Attached:
         if self.aside == 1 and not self.removed:
             self.detach()
 
+    def refuse_changed(self) -> None:
+        """Raise where the source network was not left as it was given, while this was aside."""
+        if not self.removed:
+            self._source.refuse_changed()
+
     def come_back(self) -> None:
         """Undo one `leave`."""
         self.aside -= 1

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.layers import evaluating
 from undrift.perturb import Perturbed
 from undrift.predict import forward
 from undrift.prediction import entropy_of, histogram
@@ -32,7 +33,8 @@ class Guard:
     @torch.no_grad()
     def collapsed(self, model: Perturbed, images: Tensor) -> Tensor:
         """Return whether the adapted network has collapsed, after one more batch; the network is in eval mode."""
-        with model.off():
+        # off() gives the flags of before `perturb` back: dropout, where that was in train mode.
+        with model.off() as net, evaluating(net):
             source = forward(model, images)
         window = WINDOW * source.shape[1]
         # A batch larger than the window counts whole; older images fade with their distance.

@@ -19,6 +19,7 @@ from undrift._step import Mark, Stepper, uninterrupted
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift._unlabelled import Unlabelled
 from undrift.history import History, Row
+from undrift.layers import evaluating
 from undrift.norm import MOVING
 from undrift.options import Statistics
 from undrift.perturb import Perturbed
@@ -78,7 +79,8 @@ class Run:
             if (found := _checkpoint.read(self.path, self.identity)) is not None:
                 _resume.unpack(self, found)
                 return
-        with self.model.off() as net:
+        # off() gives the flags of before `perturb` back: dropout, where that was in train mode.
+        with self.model.off() as net, evaluating(net):
             self.surveys[0], self.answers["source"] = self._survey(lambda images: logits(net(images)))
         if self.model.classes is not None and len(self.model.classes) != self.surveys[0].classes:
             raise OptionError(

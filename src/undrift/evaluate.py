@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from undrift._batches import images_of
 from undrift._errors import DataError
 from undrift._packing import written_by
+from undrift._statistics import warn_of_mean
 from undrift.data import FileDomain, TensorDomain
 from undrift.metrics import Tally
 from undrift.perturb import Perturbed
@@ -17,7 +18,7 @@ from undrift.predict import Mode, predict, unwrapped
 from undrift.prediction import Prediction
 from undrift.report import Report, Result, Role
 
-Loader = Iterable[Any]
+Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
 Ask = Callable[[Tensor], Prediction]
 KEYS = ("labels", "label", "targets", "target", "y")
@@ -39,7 +40,8 @@ def evaluate(
 
     Args:
         model: a perturbed network, or any classifier.
-        data: a loader of images with labels (tuples or dicts), or a mapping from names to such loaders.
+        data: a loader of images with labels (tuples or dicts), an `undrift.data` domain, or a mapping from names to
+            such.
         samples: draws averaged a prediction; 0 is the mean network, None what the options say.
         temperature: divides the logits.
         generator: a generator or a seed makes the draws reproducible.
@@ -52,9 +54,9 @@ def evaluate(
         8
     """
     model, named = unwrapped(model), data if isinstance(data, Mapping) else {"target": data}
-    domains = {n: d.batches(100) if isinstance(d, FileDomain | TensorDomain) else d for n, d in named.items()}
     ask = _ask(model, samples, temperature, generator, mode)
-    results = tuple(_result(name, ask, loader) for name, loader in domains.items())
+    _warn_of_mean(model, samples)
+    results = tuple(_result(name, ask, loader) for name, loader in named.items())
     if not results:
         raise DataError(
             "no domains were given; needed: a loader, or a mapping from names to loaders. Give at least one."
@@ -86,6 +88,7 @@ def evaluate_generalized(
     """
     model = unwrapped(model)
     ask = _ask(model, samples, temperature, generator, mode)
+    _warn_of_mean(model, samples)
     results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task))
     return Report("generalized", results, _about(model, samples, temperature, mode))
 
@@ -143,6 +146,7 @@ def evaluate_continual(
         )
     results += [Result(name, tally.scores(), tally.reliability()) for name, tally in tallies.items()]
     if source is not None:
+        _warn_of_mean(model, samples)
         results.append(_result("source", ask, source, "source"))
     return Report("continual", tuple(results), _about(model, samples, temperature, mode))
 
@@ -187,9 +191,20 @@ def _ask(
     return ask
 
 
+def _warn_of_mean(model: nn.Module, samples: int | None) -> None:
+    """Warn as `predict` would, which says it once a network, with the caller's line instead of one of ours."""
+    if isinstance(model, Perturbed) and (model.options.test_samples if samples is None else samples) == 0:
+        warn_of_mean(model)
+
+
+def _batches(loader: Loader) -> Iterable[Any]:
+    """Return a loader's batches; a domain has to be asked for them."""
+    return loader.batches(100) if isinstance(loader, FileDomain | TensorDomain) else loader
+
+
 def _result(name: str, ask: Ask, loader: Loader, role: Role = "target", task: str = "") -> Result:
     tally = Tally()
-    for item in loader:
+    for item in _batches(loader):
         # Labels first: a loader without them should not cost a forward pass to be found out.
         labels = labels_of(item)
         prediction = ask(images_of(item))
@@ -207,7 +222,7 @@ def _before(model: nn.Module, source: Loader, temperature: float) -> Result:
 def _images(domains: Mapping[str, Loader], waiting: "deque[tuple[str, Tensor]]") -> Iterator[Tensor]:
     """Yield the images of one domain after the other; their labels go into `waiting`, where the stream cannot look."""
     for name, loader in domains.items():
-        for item in loader:
+        for item in _batches(loader):
             waiting.append((name, labels_of(item)))
             yield images_of(item)
 

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from undrift._adapted import filled_in
 from undrift._atomic import check, write_bytes
 from undrift._domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
-from undrift._errors import DataError, PerturbationMismatch, UndriftError, UndriftWarning
+from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftError, UndriftWarning
 from undrift._packing import VERSION, pack, written_by
 from undrift.fingerprint import fingerprint
 from undrift.perturb import Perturbed, _refuse_second, perturb
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MASKS = ".masks.embedding"  # the name that the network's own masks have, too
 
 
-def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | None = None) -> int:
+def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> int:
     """Write what was learned about one domain, and return the file's size in bytes.
 
     Log-variances, norm affine and statistics, options, preprocessing, class names and the source network's
@@ -36,10 +36,11 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | None =
     Args:
         model: a perturbed network.
         path: where to; a file that is there already is replaced at the last moment.
-        source: a name for the source network (of its checkpoint, say), for people to read.
+        source: a name for the source network (or the path of its checkpoint), for people to read.
 
     Raises:
         DataError: the adapted state holds NaN, or the file cannot be written.
+        OptionError: the source's name is no text, or a class name is none that a file can hold.
 
     Examples:
         >>> import tempfile
@@ -56,6 +57,7 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | None =
     if model._removed:
         raise UndriftError("this perturbation was removed; what it learned is no longer in use. Save before remove().")
     check(path)
+    header = _header(model, source)
     tensors: dict[str, Tensor] = {}
     counts = []
     for name, tensor in domain_state(model).items():
@@ -72,7 +74,7 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | None =
             )
     if counts:
         tensors[COUNTS] = torch.cat(counts)
-    return write_bytes(path, pack(tensors, _header(model, source)))
+    return write_bytes(path, pack(tensors, header))
 
 
 def load(
@@ -184,18 +186,38 @@ def _attach_masks(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
             attach_masks(model, features, Masks(embedding.shape[1]))
 
 
-def _header(model: Perturbed, source: str | None) -> dict[str, str]:
+def _header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str, str]:
     relative = {s.layer: [float(f"{v:.4g}") for v in s.relative] for s in sigmas(model)}
     values = {
         "options": model.options.as_dict(),
         "preprocess": None if model.preprocess is None else model.preprocess.to_dict(),
-        "classes": model.classes,
+        "classes": None if model.classes is None else _names(model.classes),
         "relative_std": relative,
     }
     texts = {"undrift_format": str(VERSION), "undrift": written_by(), "fingerprint": fingerprint(model)}
     if source is not None:
-        texts["source"] = source
+        texts["source"] = _readable(source)
     return {**texts, **{k: json.dumps(v, ensure_ascii=False, separators=(",", ":")) for k, v in values.items()}}
+
+
+def _names(classes: Iterable[object]) -> list[str]:
+    names = [str(name) for name in classes]
+    if broken := [name for name in names if name.encode(errors="replace").decode() != name]:
+        raise OptionError(
+            f"the class name {broken[0]!a} holds half a character (of a folder whose name is not UTF-8, perhaps), "
+            "which no file can hold; needed: whole Unicode characters. Correct model.classes, and save again."
+        )
+    return names
+
+
+def _readable(source: object) -> str:
+    name = os.fspath(source) if isinstance(source, os.PathLike) else source
+    if not isinstance(name, str):
+        raise OptionError(
+            f"source={source!r} is a {type(source).__name__}; needed: a name for the source network, or the path of "
+            "its checkpoint. Give text, or leave it out."
+        )
+    return name.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no UTF-8
 
 
 def _check_source(net: nn.Module, file: DomainFile) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from undrift import _atomic
-from undrift._errors import DataError, UndriftError, UndriftWarning
+from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.perturb import Perturbed
 from undrift.verdict import Survey, Verdict
 
@@ -157,13 +157,18 @@ class History:
             raise UndriftError(
                 "matplotlib is not installed; plot needs it. Install it: pip install 'undrift[plot]'."
             ) from error
-        figure = Figure(figsize=(10, 2.6), layout="constrained")
+        figure, ending = Figure(figsize=(10, 2.6), layout="constrained"), Path(path).suffix.lstrip(".").lower() or "png"
+        if ending not in (known := figure.canvas.get_supported_filetypes()):
+            raise OptionError(
+                f"{path} ends in .{ending}, which is no kind of picture that matplotlib writes; needed: one of "
+                f"{', '.join(sorted(known))}. Name it {Path(path).stem}.png."
+            )
         for axes, name in zip(figure.subplots(1, len(PLOTTED)), PLOTTED, strict=True):
             axes.plot([r.step for r in self.steps], [getattr(r, name) for r in self.steps], lw=0.6, alpha=0.4)
             axes.plot([r.step for r in self.epochs], [getattr(r, name) for r in self.epochs], marker=".", color="C0")
             axes.set(title=name, xlabel="step")
         with _atomic.writing(path) as file:
-            figure.savefig(file, format=Path(path).suffix.lstrip(".") or "png", dpi=150)
+            figure.savefig(file, format=ending, dpi=150)
 
 
 def places(indices: tuple[int, ...], few: int = 10) -> str:

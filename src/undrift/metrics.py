@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError
+from undrift._errors import DataError, OptionError
 
 BINS = 15
+_ROUNDED = 0.01  # how far bfloat16 takes a row's sum from 1, and more: each of its numbers by 0.4 % at most
 _LEAST = 2.0**-126  # the least normal float32: a probability of 0 costs 87.3 nats, not infinity
 
 
@@ -57,6 +58,7 @@ class Tally:
         """Take in one batch: probabilities (batch × classes), true classes, and what was answered (−1: nothing)."""
         check(probs, labels)
         p, labels = probs.detach().double().cpu(), labels.detach().long().cpu()
+        _refuse_logits(p)
         confidence, label = p.max(1)
         if answers is not None:
             label = answers.cpu()
@@ -67,6 +69,8 @@ class Tally:
 
     def reliability(self, bins: int = BINS) -> Reliability:
         """Return the bins of the reliability diagram."""
+        if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
+            raise OptionError(f"bins={bins!r} is not a whole number from 1 up; needed: one. Most papers take {BINS}.")
         confidence, correct, *_ = self._all()
         # Bin i is (i / bins, (i + 1) / bins]: a confidence on an edge belongs below it.
         place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
@@ -83,15 +87,19 @@ class Tally:
 
     def _all(self) -> Tensor:
         if not sum(k.shape[1] for k in self._kept):
-            raise DataError(
-                "no images were scored; needed: at least one labelled batch. Check that the loader has any."
-            )
+            raise _none_scored()
         return torch.cat(self._kept, dim=1)
 
 
 def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Return the fraction of images whose most probable class is the true one; the first of equals counts."""
-    return _tally(probs, labels).scores().accuracy
+    """Return the fraction of images whose most probable class is the true one; the first of equals counts.
+
+    Logits have the same largest class, and may be given; the scores below need probabilities.
+    """
+    check(probs, labels)
+    if not len(labels):
+        raise _none_scored()
+    return float((probs.detach().double().cpu().max(1)[1] == labels.detach().long().cpu()).double().mean())
 
 
 def error(probs: Tensor, labels: Tensor) -> float:
@@ -124,7 +132,7 @@ def harmonic_mean(values: Sequence[float]) -> float:
         >>> round(harmonic_mean([0.766, 0.716]), 3)
         0.74
     """
-    if not values or min(values) < 0:
+    if not values or not all(v >= 0 for v in values):  # NaN neither
         raise DataError(f"a harmonic mean of {list(values)} does not exist; needed: values from 0 up. Give accuracies.")
     return len(values) / sum(1 / v for v in values) if min(values) > 0 else 0.0
 
@@ -155,6 +163,22 @@ def check(probs: Tensor, labels: Tensor) -> None:
         raise DataError(
             f"the predictions of {bad} of {len(probs)} images are NaN or infinite; needed: probabilities. Look for NaN "
             "in the images, or for an adaptation that diverged (lower its learning rate)."
+        )
+
+
+def _none_scored() -> DataError:
+    return DataError("no images were scored; needed: at least one labelled batch. Check that the loader has any.")
+
+
+def _refuse_logits(probs: Tensor) -> None:
+    if not len(probs):
+        return
+    sums = probs.sum(1)
+    if bool(((probs - 0.5).abs() > 0.5 + _ROUNDED).any() or ((sums - 1).abs() > _ROUNDED).any()):
+        raise DataError(
+            f"predictions go from {float(probs.min()):.3g} to {float(probs.max()):.3g}, the sums of their rows from "
+            f"{float(sums.min()):.3g} to {float(sums.max()):.3g}; needed: probabilities, each from 0 to 1, in rows of "
+            "sum 1. For logits give logits.softmax(1)."
         )
 
 

@@ -30,6 +30,12 @@ CALIBRATED = 0.02
 def sigma(model: Perturbed | DomainFile, path: str | os.PathLike[str]) -> int:
     """Draw σ per layer, over its kernel's standard deviation and as the paper's ℓ1 norm; return the file's size."""
     rows = model.sigmas if isinstance(model, DomainFile) else sigmas(model)
+    if not rows:
+        named = model.path.name if isinstance(model, DomainFile) else "this model"
+        raise DataError(
+            f"{named} has no layer with noise, so no σ; needed: one at least for a picture of σ. Methods such as tent "
+            "and norm-stats make none: leave the picture out, or adapt with one that does, such as vmp."
+        )
     figure = _figure(path, 9.5, min(1.8 + 0.2 * len(rows), 14))
     relative, l1 = figure.subplots(1, 2, sharey=True)
     places = range(len(rows))
@@ -46,9 +52,9 @@ def sigma(model: Perturbed | DomainFile, path: str | os.PathLike[str]) -> int:
     l1.barh(places, [r.l1 for r in rows], color=ORANGE, height=0.7)
     l1.set_xlabel("Σσ, the ℓ1 norm of σ in the layer\n(one σ a kernel where it is shared)")
     step = -(-len(rows) // MOST_NAMES)
-    relative.set_yticks(places[::step], [r.layer for r in rows][::step])
+    relative.set_yticks(places[::step], [_plain(r.layer) for r in rows][::step])
     relative.set_ylim(len(rows) - 0.4, -0.6)  # the network's first layer on top
-    figure.suptitle(sigma_finding(rows), fontsize=11, fontweight="bold")
+    figure.suptitle(_plain(sigma_finding(rows)), fontsize=11, fontweight="bold")
     return _save(figure, path, grid="x")
 
 
@@ -179,7 +185,12 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
         colour, errors = COLOURS[i % len(COLOURS)], [100 * r.scores.error for r in found.of("target")]
         where = [at + (i - (len(named) - 1) / 2) * width for at in range(len(labels))]
         axes.bar(
-            where, errors, 0.9 * width, color=colour, label=name or None, hatch="//" if i >= len(COLOURS) else None
+            where,
+            errors,
+            0.9 * width,
+            color=colour,
+            label=_plain(name) or None,
+            hatch="//" if i >= len(COLOURS) else None,
         )
         mean = 100 * found.summary["error"]
         if len(labels) > 1:
@@ -192,13 +203,19 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
         )
     spare = 0.6 + max(0, 3 - len(labels)) / 2  # a lone bar should not fill the picture
     axes.set_xlim(-spare, len(labels) - 1 + spare)
+    turned = len(labels) > 3
     axes.set_xticks(
-        range(len(labels)), labels, rotation=45 if len(labels) > 3 else 0, ha="right" if len(labels) > 3 else "center"
+        range(len(labels)), map(_plain, labels), rotation=45 if turned else 0, ha="right" if turned else "center"
     )
     axes.set_ylabel("error %")
-    axes.set_title(domains_finding(named), fontsize=10, fontweight="bold")
+    axes.set_title(_plain(domains_finding(named)), fontsize=10, fontweight="bold")
     if any(named):
         axes.legend(frameon=False)
+
+
+def _plain(text: str) -> str:
+    """Return a text as matplotlib shows it letter by letter: names between dollar signs would be read as formulas."""
+    return text.replace("$", r"\$")
 
 
 def _labels(found: "Report") -> list[str]:

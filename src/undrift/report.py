@@ -83,7 +83,9 @@ class Report:
         return out
 
     def __str__(self) -> str:
-        return _generalized(self) if self.setting == "generalized" else _by_domain(self)
+        text = _generalized(self) if self.setting == "generalized" else _by_domain(self)
+        unanswered = sum(r.scores.unanswered for r in self.results)
+        return text + (f"\n{unanswered:,} images got no answer (NaN) and count as wrong" if unanswered else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values, the summary too."""
@@ -91,7 +93,12 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the report as JSON, whole or not at all, and return its size in bytes."""
-        return write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # a folder's name that is not UTF-8: as \udc…, which `load` reads back
+            text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        return write_text(path, text + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Report":
@@ -156,13 +163,10 @@ def _by_domain(report: Report) -> str:
     if source:
         rules.append(len(rows))
         rows += [_row(f"{r.domain}, {when}", r.scores) for when, r in source]
-    unanswered = sum(r.scores.unanswered for r in report.results)
     text = table(("domain", "images", "error %", "NLL", "Brier", "ECE %"), rows, rules)
     if "forgetting" in summary:
         change = 100 * summary["forgetting"]
         text += f"\nforgetting: {change:+.2f} points of error on the source domain after the stream"
-    if unanswered:
-        text += f"\n{unanswered:,} images got no answer (NaN) and count as wrong"
     return text
 
 

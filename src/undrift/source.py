@@ -6,15 +6,19 @@ Together with `norm.Norm`, which keeps the norm layers' own tensors, this is wha
 import torch
 from torch import Tensor, nn
 
+from undrift._errors import UndriftError
+
 
 class Source:
     """The user's side of a perturbed network; `restore` puts it in force, `leave` hands over to the perturbation."""
 
     def __init__(self, net: nn.Module) -> None:
-        modules = list(net.modules())
+        self.net, modules = net, list(net.modules())
         self._flags = [(m, m.training) for m in modules]
         self._left: list[bool] | None = None  # the flags of the perturbed network while it is off
         self._grads = [(p, p.requires_grad) for p in net.parameters()]
+        self._names = [name for name, _ in net.named_parameters()]
+        self._written: list[int] = []  # how often each weight was written to before it was given back
         self._buffers = [(m, n, b.detach().clone()) for m in modules for n, b in m._buffers.items() if b is not None]
         # It packs padded batches before it looks whether its layers are hooked, and hooked layers cannot take that.
         encoders = [m for m in modules if isinstance(m, nn.TransformerEncoder)]
@@ -30,6 +34,7 @@ class Source:
         for encoder in self._packing:
             encoder.use_nested_tensor = True
         self._restore_buffers()
+        self._written = [_writes(p) for p, _ in self._grads]
 
     def leave(self) -> None:
         """Freeze the weights, and undo what a forward pass in train mode did to the source's buffers."""
@@ -41,6 +46,22 @@ class Source:
         for (module, _), flag in zip(self._flags, self._left or [f for _, f in self._flags], strict=True):
             module.training = flag
 
+    def refuse_changed(self) -> None:
+        """Raise where a weight was written to, or replaced, since `restore`.
+
+        What a forward pass in train mode changes is in buffers. A move to another device or dtype counts no write, or
+        starts the count anew; what is written past autograd (`weight.data.copy_`) is not seen.
+        """
+        there = {id(p) for p in self.net.parameters()}
+        weights = zip(self._names, self._grads, self._written, strict=True)
+        if changed := [name for name, (p, _), count in weights if id(p) not in there or _writes(p) > count]:
+            few = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
+            raise UndriftError(
+                f"{len(changed)} weights of the source network ({few}) were written to or replaced inside `with "
+                "model.off():`; needed: those that perturb saw, as σ, the prior and the norm statistics, which were "
+                "put back, belong to them. For other weights: net = model.remove(), load them, undrift.perturb(net)."
+            )
+
     @torch.no_grad()
     def _restore_buffers(self) -> None:
         for module, name, value in self._buffers:
@@ -49,3 +70,8 @@ class Source:
                 module._buffers[name] = value.clone()
             elif not torch.equal(now, value.to(now)):
                 now.copy_(value)
+
+
+def _writes(weight: Tensor) -> int:
+    """Return how often a tensor was written to; one made in inference mode does not count."""
+    return 0 if weight.is_inference() else weight._version

@@ -35,7 +35,8 @@ def temperature(
 
     Args:
         model: a perturbed network, or any other.
-        batches: a tensor or an iterable of batches; a few hundred images are enough.
+        batches: a tensor or an iterable of batches; a few hundred images are enough. Those with NaN in them, or in
+            their logits, are left out.
         augment: maps a batch to its augmented copy. Default: mirrored left to right and moved by a sixteenth of its
             size. Where mirroring changes the class (digits, letters) give another.
 
@@ -48,13 +49,21 @@ def temperature(
     logits, agreements = [], []
     with evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
         for images in sound_batches(model, batches):
-            clean, augmented = forward(model, images), forward(model, change(images))
-            logits.append(clean)
-            agreements.append(clean.argmax(1) == augmented.argmax(1))
-    if not logits:
+            changed = change(images)
+            if len(changed) != len(images):
+                raise DataError(
+                    f"the augmentation made {len(changed)} images of {len(images)}; needed: a copy of each. Let "
+                    "augment= return as many as it gets, in order."
+                )
+            clean, augmented = forward(model, images), forward(model, changed)
+            # A network may overflow on a sound image: one such row would be the mean of all.
+            answered = (clean.softmax(1) + augmented.softmax(1)).isfinite().all(1)
+            logits.append(clean[answered])
+            agreements.append((clean.argmax(1) == augmented.argmax(1))[answered])
+    if not sum(map(len, logits)):
         raise DataError(
-            "there is no finite image to choose a temperature from; a few hundred are needed, without labels. Check "
-            "the loader, and its images for NaN and infinity."
+            "there is no finite image with finite logits to choose a temperature from; a few hundred are needed, "
+            "without labels. Check the loader, and its images and the network's output for NaN and infinity."
         )
     agreement = float(torch.cat(agreements).float().mean())
     found = match_confidence(torch.cat(logits), agreement)
@@ -63,7 +72,7 @@ def temperature(
             f"no temperature between {LEAST} and {MOST} makes the mean confidence {agreement:.0%}, the agreement with "
             f"augmented images; {found:.3g} is nearest. Do not use it: give an augmentation that tests the network.",
             UndriftWarning,
-            stacklevel=2,
+            stacklevel=3,  # behind no_grad
         )
     return found
 

@@ -121,6 +121,8 @@ class Verdict:
     def _judgement(self) -> str:
         if self.collapsed:
             return "COLLAPSED, the network answers the same for almost every image"
+        if self.before.predicted == self.after.predicted == 1:
+            return "nothing to tell a collapse by, the source network answers one class only, and so does this one"
         # Somewhat less is no bad sign: a source network is often too sure of images it does not know.
         if self.after.information < FALL * self.before.information:
             return "doubtful, the answers say far less about their images than the source network's"
