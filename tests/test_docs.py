@@ -15,7 +15,7 @@ def blocks(page: Path) -> list[str]:
 
 
 # The examples' networks are untrained.
-@pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning", "ignore:no temperature:undrift.UndriftWarning")
+@pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_code_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

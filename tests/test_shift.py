@@ -64,22 +64,22 @@ def test_the_span_of_the_rows_gives_the_same_classifier():
 
 def test_named_layers_loaders_and_perturbed_networks():
     net = small()
-    images = torch.rand(40, 3, 6, 6)
-    plain = shift.a_distance(net, images[:20], images[20:] * 2, ["2"])
-    loader = [(images[:10], None), (images[10:20], None)]
-    assert shift.a_distance(net, loader, images[20:] * 2, ["2"]) == plain
+    images = torch.rand(80, 3, 6, 6)
+    plain = shift.a_distance(net, images[:40], images[40:] * 2, ["2"])
+    loader = [(images[:10], None), (images[10:40], None)]
+    assert shift.a_distance(net, loader, images[40:] * 2, ["2"]) == plain
     model = undrift.perturb(net, norm_statistics="source")
-    assert shift.a_distance(model, images[:20], images[20:] * 2, ["2"]) == plain  # the mean network, without noise
+    assert shift.a_distance(model, images[:40], images[40:] * 2, ["2"]) == plain  # the mean network, without noise
     assert not net[2]._forward_hooks
 
 
 def test_what_is_wrong_is_said():
     net = small()
-    images = torch.rand(20, 3, 6, 6)
+    images = torch.rand(40, 3, 6, 6)
     with pytest.raises(undrift.OptionError, match=r"layers names 'fc', which is no submodule.*needed.*Name one of"):
         shift.a_distance(net, images, images, ["fc"])
-    with pytest.raises(undrift.DataError, match="has 4 images; needed: at least 8"):
-        shift.a_distance(net, images, images[:4])
+    with pytest.raises(undrift.DataError, match=r"has 39 images; needed: at least 40.*Give more"):
+        shift.a_distance(net, images, images[:39])
     with pytest.raises(undrift.OptionError, match="penalty"):
         shift.a_distance(net, images, images, penalty=0)
     with pytest.raises(undrift.OptionError, match="no convolution"):
@@ -124,14 +124,14 @@ def test_the_larger_domain_is_drawn_from_and_not_cut():
 
 def test_images_that_are_not_finite_are_left_out():
     net = small()
-    images = torch.rand(60, 3, 6, 6)
-    spoilt = torch.cat([images[:30], torch.full((2, 3, 6, 6), float("nan"))])
-    spoilt[31] = float("inf")
-    assert shift.a_distance(net, spoilt, images[30:] * 2) == shift.a_distance(net, images[:30], images[30:] * 2)
-    assert shift.a_distance(net, [spoilt[:30], spoilt[30:]], images[30:] * 2)["0"] >= 0  # a batch with none left
-    with pytest.raises(undrift.DataError, match="has 7 images; needed: at least 8"):
-        shift.a_distance(net, images, torch.cat([images[:7], spoilt[30:]]))
-    with pytest.raises(undrift.DataError, match="has 0 images; needed: at least 8"):
+    images = torch.rand(80, 3, 6, 6)
+    spoilt = torch.cat([images[:40], torch.full((2, 3, 6, 6), float("nan"))])
+    spoilt[41] = float("inf")
+    assert shift.a_distance(net, spoilt, images[40:] * 2) == shift.a_distance(net, images[:40], images[40:] * 2)
+    assert shift.a_distance(net, [spoilt[:40], spoilt[40:]], images[40:] * 2)["0"] >= 0  # a batch with none left
+    with pytest.raises(undrift.DataError, match="has 39 images; needed: at least 40"):
+        shift.a_distance(net, images, torch.cat([images[:39], spoilt[40:]]))
+    with pytest.raises(undrift.DataError, match="has 0 images; needed: at least 40"):
         shift.a_distance(net, images, images * float("nan"))
 
 
@@ -183,7 +183,7 @@ def test_the_mean_network_is_looked_at_under_statistics_that_fit_it(estimator):
     [{"init_fraction": 0.0}, {"layers": ()}, {"norm_statistics": "source"}, {"norm_statistics": "batch"}],
 )
 def test_statistics_that_fit_are_those_that_were_kept(options):
-    net, one, other = small(), torch.rand(20, 3, 6, 6), 1.2 * torch.rand(20, 3, 6, 6)
+    net, one, other = small(), torch.rand(40, 3, 6, 6), 1.2 * torch.rand(40, 3, 6, 6)
     model = noisy(net, torch.rand(40, 3, 6, 6), **options)
     _, seen = outputs_of(model, net[5], one, other)
     with model.mean(), torch.no_grad():

@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from undrift._errors import UndriftError
-from undrift._packing import damaged, unpack
+from undrift._errors import DataError, OptionError, UndriftError
+from undrift._packing import damaged, unpack, written_by
 from undrift.data.preprocess import Preprocess
 from undrift.options import Options
 from undrift.perturb import Perturbed
@@ -125,7 +125,8 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
     """Return what a domain file holds, checked as far as it can be without the network.
 
     Raises:
-        DataError: there is no such file, or it is no domain file, or it is cut short or damaged.
+        DataError: there is no such file, or it is no domain file, or it is cut short or damaged, or a newer undrift
+            wrote it with options that this one does not know.
     """
     place = Path(path)
     content, header = unpack(place)
@@ -148,16 +149,32 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
             undrift=header["undrift"],
             fingerprint=header["fingerprint"],
             source=header.get("source"),
-            options=Options().replace(**json.loads(header["options"])),
-            preprocess=None if preprocess is None else Preprocess.from_dict(preprocess),
+            options=Options().replace(**_known("option", json.loads(header["options"]), Options)),
+            preprocess=None
+            if preprocess is None
+            else Preprocess.from_dict(_known("preprocessing", preprocess, Preprocess)),
             classes=None if classes is None else tuple(str(c) for c in classes),
             sigmas=tuple(Sigma.of(n, tensors[n + LOG_VAR], _three(v)) for n, v in relative.items()),
             tensors=tensors,
         )
     except KeyError as error:
         raise damaged(place, f"its header has no {error}") from error
-    except (ValueError, TypeError, AttributeError, RecursionError, UndriftError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(place, str(error)) from error
+    except UndriftError as error:
+        # The checksum is right: this is what was written. Another copy would say the same.
+        raise DataError(
+            f"{place} was written by undrift {header['undrift']} with what this undrift {written_by()} does not know "
+            f"({str(error).rstrip('.')}); needed: options and preprocessing of this version. Update undrift, or run "
+            "`undrift adapt` again."
+        ) from error
+
+
+def _known(what: str, values: dict[str, Any], kind: type[Options | Preprocess]) -> dict[str, Any]:
+    """Return the values, whose every name this version has: one left out would change what was learned."""
+    if unknown := sorted(values.keys() - {f.name for f in fields(kind)}):
+        raise OptionError(f"no {what} is called {', '.join(unknown)}")
+    return values
 
 
 def problem(name: str, tensor: Tensor) -> str | None:
