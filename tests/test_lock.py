@@ -33,6 +33,19 @@ def test_a_file_that_was_replaced_is_another(tmp_path: Path) -> None:
             assert locked(new, place)
 
 
+def test_a_lock_file_that_cannot_be_deleted_while_it_is_open_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "in use", missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # as on Windows
+    for _ in range(2):
+        with held(tmp_path / "lock") as mine:
+            assert mine
+    assert (tmp_path / "lock").exists()
+
+
 def test_without_such_locks_everybody_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError("no locks here")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +37,7 @@ def test_calibration_error() -> None:
     assert metrics.ece(PROBS, LABELS) == pytest.approx(1.5 / 4, rel=1e-6)
     # In one bin: mean confidence 0.675, accuracy 0.75.
     assert metrics.ece(PROBS, LABELS, bins=1) == pytest.approx(0.075, rel=1e-6)
+    assert metrics.ece(PROBS, LABELS, bins=np.int64(1)) == metrics.ece(PROBS, LABELS, bins=1)
     # Two bins: (0, 0.5] holds 0.5, right; (0.5, 1] holds 0.7, 0.6, 0.9, two of three right.
     assert metrics.ece(PROBS, LABELS, bins=2) == pytest.approx((0.5 + abs(2 - 2.2)) / 4, rel=1e-6)
 

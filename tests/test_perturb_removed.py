@@ -67,11 +67,15 @@ def make_a_step(net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [load_others, assign_others, make_a_step])
-def test_other_weights_are_refused_inside_off(change: Callable[[nn.Module], object]) -> None:
+def test_other_weights_inside_off_are_warned_of_once(change: Callable[[nn.Module], object]) -> None:
     net = convnet()
     model = undrift.perturb(net)
-    with pytest.raises(undrift.UndriftError, match=r"0\.weight.*inside.*needed.*model\.remove\(\), load"), model.off():
+    asked = r"0\.weight.*inside.*needed.*model\.remove\(\), load"
+    with pytest.warns(undrift.UndriftWarning, match=asked) as told, model.off():
         change(net)
+    assert told[0].filename == __file__
+    with model.off():  # an error, were it said again
+        load_others(net)
     assert model.key.enabled  # and the perturbation is on again, all of it
     assert not torch.equal(model(images()), model(images()))
     # What the message says to do works.
@@ -81,6 +85,15 @@ def test_other_weights_are_refused_inside_off(change: Callable[[nn.Module], obje
     model = undrift.perturb(net)
     with model.off():
         assert same(net.state_dict(), other.state_dict())
+
+
+def test_a_layer_that_was_replaced_before_is_not_blamed_on_the_block() -> None:
+    net = convnet()
+    model = undrift.perturb(net)
+    first = next(name for name, module in net.named_children() if isinstance(module, nn.Conv2d))
+    setattr(net, first, copy.deepcopy(getattr(net, first)))
+    with model.off():
+        net(images())
 
 
 def test_an_error_under_way_goes_before_that_of_other_weights() -> None:

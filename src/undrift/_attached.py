@@ -74,10 +74,10 @@ class Attached:
         if self.aside == 1 and not self.removed:
             self.detach()
 
-    def refuse_changed(self) -> None:
-        """Raise where the source network was not left as it was given, while this was aside."""
+    def warn_of_changes(self) -> None:
+        """Warn where the source network was not left as it was given, while this was aside."""
         if not self.removed:
-            self._source.refuse_changed()
+            self._source.warn_of_changes()
 
     def come_back(self) -> None:
         """Undo one `leave`."""

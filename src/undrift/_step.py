@@ -141,8 +141,8 @@ def uninterrupted() -> Iterator[None]:
 
     So is SIGTERM where a program handles it; where it does not, the process ends at once.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {int(number): handler for number, handler in found.items() if callable(handler)}
     if not handlers or threading.current_thread() is not threading.main_thread():
         yield  # signals arrive elsewhere
         return
@@ -154,8 +154,8 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        if pressed:
-            signal.raise_signal(pressed[0])
+        for number in pressed:  # by a call: a signal that is raised again would wake an event loop a second time
+            handlers[number](number, None)
 
 
 def _spread(output: Tensor) -> tuple[Tensor, Tensor]:

@@ -162,12 +162,12 @@ class Perturbed(nn.Module):
 
     @contextmanager
     def off(self) -> Iterator[nn.Module]:
-        """Give the source network, bit for bit, for the length of a `with` block; its weights may not change there."""
+        """Give the source network, bit for bit, for the length of a `with` block; its weights are to stay."""
         self._attached.leave()
         try:
             yield self.net
-            # Not in `finally`: an error under way says more. Either way the perturbation comes back whole.
-            self._attached.refuse_changed()
+            # Not in `finally`: an error under way says more.
+            self._attached.warn_of_changes()
         finally:
             self._attached.come_back()
 

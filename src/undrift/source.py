@@ -3,10 +3,12 @@
 Together with `norm.Norm`, which keeps the norm layers' own tensors, this is what `off()` and `remove()` give back.
 """
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftError
+from undrift._errors import UndriftWarning
 
 
 class Source:
@@ -18,7 +20,9 @@ class Source:
         self._left: list[bool] | None = None  # the flags of the perturbed network while it is off
         self._grads = [(p, p.requires_grad) for p in net.parameters()]
         self._names = [name for name, _ in net.named_parameters()]
-        self._written: list[int] = []  # how often each weight was written to before it was given back
+        # How often each weight was written to before it was given back; None where it was not there any more.
+        self._written: list[int | None] = []
+        self._warned = False
         self._buffers = [(m, n, b.detach().clone()) for m in modules for n, b in m._buffers.items() if b is not None]
         # It packs padded batches before it looks whether its layers are hooked, and hooked layers cannot take that.
         encoders = [m for m in modules if isinstance(m, nn.TransformerEncoder)]
@@ -34,7 +38,8 @@ class Source:
         for encoder in self._packing:
             encoder.use_nested_tensor = True
         self._restore_buffers()
-        self._written = [_writes(p) for p, _ in self._grads]
+        there = {id(p) for p in self.net.parameters()}
+        self._written = [_writes(p) if id(p) in there else None for p, _ in self._grads]
 
     def leave(self) -> None:
         """Freeze the weights, and undo what a forward pass in train mode did to the source's buffers."""
@@ -46,21 +51,27 @@ class Source:
         for (module, _), flag in zip(self._flags, self._left or [f for _, f in self._flags], strict=True):
             module.training = flag
 
-    def refuse_changed(self) -> None:
-        """Raise where a weight was written to, or replaced, since `restore`.
+    def warn_of_changes(self) -> None:
+        """Warn, once, where a weight was written to or replaced since `restore`.
 
-        What a forward pass in train mode changes is in buffers. A move to another device or dtype counts no write, or
-        starts the count anew; what is written past autograd (`weight.data.copy_`) is not seen.
+        A warning alone, as the same values may have been written (an average is tried and taken back, a wrapper sends
+        weights to itself), and some layers write theirs in a forward pass (an embedding with a largest norm). A move to
+        another device or dtype counts no write; what is written past autograd (`weight.data.copy_`) is not seen.
         """
         there = {id(p) for p in self.net.parameters()}
         weights = zip(self._names, self._grads, self._written, strict=True)
-        if changed := [name for name, (p, _), count in weights if id(p) not in there or _writes(p) > count]:
-            few = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
-            raise UndriftError(
-                f"{len(changed)} weights of the source network ({few}) were written to or replaced inside `with "
-                "model.off():`; needed: those that perturb saw, as σ, the prior and the norm statistics, which were "
-                "put back, belong to them. For other weights: net = model.remove(), load them, undrift.perturb(net)."
-            )
+        gone = [(name, p) for name, (p, _), count in weights if count is not None and _written(p, count, there)]
+        if not gone or self._warned:
+            return
+        self._warned = True
+        few = ", ".join(name for name, _ in gone[:3]) + (", …" if len(gone) > 3 else "")
+        warnings.warn(
+            f"{len(gone)} weights of the source network ({few}) were written to or replaced inside `with "
+            "model.off():`; needed: those that perturb saw, as σ, the prior and the norm statistics, which were put "
+            "back, belong to them. For other weights: net = model.remove(), load them, undrift.perturb(net).",
+            UndriftWarning,
+            stacklevel=5,
+        )
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:
@@ -70,6 +81,10 @@ class Source:
                 module._buffers[name] = value.clone()
             elif not torch.equal(now, value.to(now)):
                 now.copy_(value)
+
+
+def _written(weight: Tensor, count: int, there: set[int]) -> bool:
+    return id(weight) not in there or _writes(weight) > count
 
 
 def _writes(weight: Tensor) -> int:

@@ -112,6 +112,14 @@ def test_a_transformers_last_blocks_and_its_own_norm_layer_stay_still(wrapped: b
     assert {name.rpartition(".")[0] for name in moving} == expected
 
 
+def test_a_network_of_which_all_stays_still_is_told() -> None:
+    """The authors' "norm" is a ViT's last layer; a network may call its only one so."""
+    parts = {"conv": nn.Conv2d(3, 4, 3), "norm": nn.BatchNorm2d(4), "pool": nn.AdaptiveAvgPool2d(1)}
+    net = nn.Sequential(OrderedDict(parts | {"flat": nn.Flatten(), "fc": nn.Linear(4, 3)}))
+    with pytest.warns(undrift.UndriftWarning, match=r"all that would be trained \(2 tensors\).*still=\(\)"):
+        undrift.stream(net.eval(), [images(8)], method="sar")
+
+
 def test_what_stays_still_takes_no_part_in_the_climb() -> None:
     steps = []
     for keepers in ([Still("layer4")], []):
@@ -120,7 +128,8 @@ def test_what_stays_still_takes_no_part_in_the_climb() -> None:
         steps.append(model.net.layer1[1].weight.detach())  # type: ignore[union-attr, index]
     assert not torch.equal(*steps)  # one norm over all that climbs
     model = undrift.perturb(Staged(), layers=(), norm_statistics="batch")
-    s = undrift.stream(model, [images(16)], answer="before", keepers=[Still("*")])
+    with pytest.warns(undrift.UndriftWarning, match="names all that would be trained"):
+        s = undrift.stream(model, [images(16)], answer="before", keepers=[Still("*")])
     list(s)
     assert s.report.steps == 0
 

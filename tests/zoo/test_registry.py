@@ -141,6 +141,11 @@ def test_a_file_of_the_usual_layout_is_refused_by_the_first_one(tmp_path):
     for load in (lambda: zoo.load("resnet50_v1", path), lambda: zoo.transfer("shot_resnet50_v1", path, classes=7)):
         with pytest.raises(DataError, match=r"another layout \(resnet50\); .*Use (shot_)?resnet50\."):
             load()
+    for name, network in (("digits", "resnet50_v1"), ("wrn40_2", "resnet50_v1"), ("resnet50_v1", "shot_resnet50")):
+        save_file({"other.weight": torch.ones(2)}, path, {"network": network})
+        with pytest.raises(DataError) as refused:  # for its names, not its layout
+            zoo.load(name, path)
+        assert "layout" not in str(refused.value)
     save_file(state, path)  # nobody said which: either may be meant
     assert zoo.load("resnet50_v1", path).fc.out_features == 4
 

@@ -78,7 +78,8 @@ def _line(planned: Planned, store: Store) -> list[str]:
     if record is None:
         state = FAILED if store.state(planned.cell) == "failed" else NOT_RUN
         return [where, trial.curve, trial.value, state, *[""] * (len(HEADER) - 4)]
-    after = record.get("source_accuracy", 1 - record.get("source_error_after", 1))
+    after, lost = record.get("source_accuracy"), record.get("source_error_after")
+    after = 1 - lost if after is None and lost is not None else after
     kept = NOT_MEASURED if after is None else f"{100 * after:.2f}"
     return [where, trial.curve, trial.value, *_scores(record), kept, *_costs(record)]
 

@@ -42,7 +42,7 @@ def stopping_between_batches() -> Iterator[list[int]]:
         yield pressed  # signals arrive elsewhere
         return
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in found.items() if callable(handler)}  # ignored ones stay so
+    before = {int(number): handler for number, handler in found.items() if callable(handler)}  # ignored ones stay so
 
     def put_back() -> None:
         for number, handler in before.items():
@@ -63,5 +63,5 @@ def stopping_between_batches() -> Iterator[list[int]]:
     finally:
         put_back()
     if pressed:
-        signal.raise_signal(pressed[0])  # whose handler raises, if it is Python's or ours
+        before[pressed[0]](pressed[0], None)  # which raises, if it is Python's or ours
         raise KeyboardInterrupt

@@ -1,7 +1,9 @@
 """Parts of the network that are not trained, though their norm layers see the target's statistics (SAR's layer4)."""
 
+import warnings
 from collections.abc import Sequence
 
+from undrift._errors import UndriftWarning
 from undrift._types import Keeper, named_learnables
 from undrift.perturb import Perturbed
 from undrift.select import matching, plain_name
@@ -25,6 +27,14 @@ class Still(Keeper):
 
     def start(self, model: Perturbed) -> None:
         """Take what is named out of what is trained."""
-        for name, parameter in named_learnables(model).items():
-            if matching(plain_name(name.removeprefix("net.")), self.still):
-                parameter.requires_grad_(False)
+        learnables = named_learnables(model)
+        still = [p for name, p in learnables.items() if matching(plain_name(name.removeprefix("net.")), self.still)]
+        for parameter in still:
+            parameter.requires_grad_(False)
+        if learnables and len(still) == len(learnables):
+            warnings.warn(
+                f"still={self.still} names all that would be trained ({len(still)} tensors), so that nothing changes; "
+                "needed: something to train. Give other names, or none: still=().",
+                UndriftWarning,
+                stacklevel=2,
+            )

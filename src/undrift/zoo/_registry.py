@@ -110,7 +110,7 @@ def transfer(name: str, path: str | PathLike[str], classes: int) -> nn.Module:
     """
     entry, path = _entry(name), Path(path)
     tensors, header = read(path)
-    _check_layout(name, entry, path, header)
+    _check_layout(name, entry, path, header, trunk=True)
     network = build(name, classes)
     own = network.state_dict()
     fresh = {key: own[key] for key in own if key.startswith(_HEADS) or not key.startswith(entry.trunk)}
@@ -135,12 +135,20 @@ def _classes(entry: Entry, tensors: Mapping[str, Tensor]) -> int | None:
     return len(head) if head is not None and head.dim() and head.shape[1:] == row else None
 
 
-def _check_layout(name: str, entry: Entry, path: Path, header: Mapping[str, str]) -> None:
+def _twin(name: str) -> str | None:
+    """Return the network's name in the other layout, None where there is one layout."""
+    other = name.removesuffix("_v1") if name.endswith("_v1") else f"{name}_v1"
+    return other if other in _ENTRIES else None
+
+
+def _check_layout(name: str, entry: Entry, path: Path, header: Mapping[str, str], trunk: bool = False) -> None:
     # Both layouts have the same names and shapes: only the header can tell that strides and eps differ.
     layout, network = header.get("layout", ""), header.get("network", "")
     v1 = True if layout.startswith("v1:") else _ENTRIES[network].v1 if network in _ENTRIES else entry.v1
-    if v1 != entry.v1:
-        other = name.removesuffix("_v1") if entry.v1 else f"{name}_v1"
+    other = _twin(name)
+    # A file of another network altogether is for `fill` to refuse, which says whose names it has. A trunk may be one's.
+    meant = network in ("", other) or (trunk and _twin(network) is not None)
+    if v1 != entry.v1 and other is not None and meant:
         raise DataError(
             f"{path} was written for another layout ({layout or network}); needed: weights of {name}, whose strides "
             f"and eps differ. Use {other}."
