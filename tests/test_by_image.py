@@ -1,5 +1,7 @@
 """A-distance counts images, not what a network makes of them: windows, repeated calls, tokens."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -68,8 +70,32 @@ class Part(nn.Module):
         return torch.cat([self.some(z[::2]), z[1::2]]) if len(x) > 1 else z
 
 
+class Positions(nn.Module):
+    """Swin V2's way: one layer sees a table that is the same for all images; another, a single vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.table, self.scale = nn.Linear(12, 20), nn.Linear(2, 20), nn.Linear(2, 20)
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x.flatten(1)) + self.table(torch.ones(1, 5, 5, 2)).mean((0, 1, 2))
+        return self.head(z * self.scale(torch.ones(2)))
+
+
+class Unrelated(nn.Module):
+    """One layer is never called, the other sees nothing of the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.table = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.table(torch.ones(1, 2)).expand(len(x), 3)
+
+
 def rows(net: nn.Module, images: Tensor, layers: list[str] | None = None) -> dict[str, Tensor]:
-    return activations(net.eval(), chosen_layers(net, layers), images.split(4))
+    return activations(net.eval(), chosen_layers(net, layers), images.split(4), named=layers is not None)
 
 
 def coloured(count: int) -> Tensor:
@@ -88,8 +114,8 @@ def test_the_windows_of_an_image_are_one_row():
 
 def test_windows_do_not_make_more_images():
     net = Windows()
-    with pytest.raises(undrift.DataError, match="has 12 images"):
-        shift.a_distance(net, coloured(12), coloured(12), ["window"])
+    with pytest.raises(undrift.DataError, match="has 7 images"):
+        shift.a_distance(net, coloured(7), coloured(7), ["window"])
 
 
 def test_windows_of_one_image_are_not_on_both_sides():
@@ -124,12 +150,76 @@ def test_a_linear_layer_on_pictures_has_its_channels_last():
     torch.testing.assert_close(rows(net, images)["0"], net[0](images).mean((1, 2)).detach())
 
 
-def test_rows_that_belong_to_no_image_are_refused():
-    net = Part()
-    with pytest.raises(undrift.OptionError, match=r"'some' gave 2 rows for 4 images; needed: as many.*layers="):
-        rows(net, torch.rand(8, 3, 2, 2))
-    with pytest.raises(undrift.OptionError, match=r"did not call 'some' in a pass of 1 images; needed.*Name layers"):
-        rows(net, torch.rand(1, 3, 2, 2))
+@pytest.mark.parametrize("images", [8, 1])
+def test_rows_that_belong_to_no_image_are_refused_by_name_and_else_left_out(images):
+    net, pictures = Part(), torch.rand(images, 3, 2, 2)
+    said = {
+        8: r"'some' gave 2 rows for 4 images; needed: as many.*layers=",
+        1: r"did not call 'some' in a pass of 1 images; needed.*Name layers",
+    }
+    with pytest.raises(undrift.OptionError, match=said[images]):
+        rows(net, pictures, ["first", "some"])
+    found = rows(net, pictures)
+    assert list(found) == ["first"]
+    assert torch.equal(found["first"], rows(net, pictures, ["first"])["first"])
+
+
+def test_a_table_of_positions_is_not_of_an_image():
+    net, one, other = Positions(), torch.rand(41, 3, 2, 2), 1 + torch.rand(41, 3, 2, 2)
+    found = shift.a_distance(net, one, other, batch_size=20)  # the last batch has one image, as the table has one row
+    assert list(found) == ["first", "head"]
+    assert found == shift.a_distance(net, one, other, ["first", "head"], batch_size=20)
+    with pytest.raises(undrift.OptionError, match=r"'table' gave 1 rows for 20 images; needed"):
+        shift.a_distance(net, one, other, ["first", "table"], batch_size=20)
+    with pytest.raises(undrift.OptionError, match=r"'scale' gave a single vector.* for 20 images; needed.*layers="):
+        shift.a_distance(net, one, other, ["scale"], batch_size=20)
+
+
+def test_what_one_domain_leaves_out_is_left_out_of_both():
+    net, one, other = Positions(), torch.rand(40, 3, 2, 2), 1 + torch.rand(40, 3, 2, 2)
+    alone = list(other.split(1))
+    for pair in ((one, alone), (alone, one)):
+        assert list(shift.a_distance(net, *pair)) == ["first", "head"]
+
+
+def test_no_layer_that_is_of_an_image_is_said():
+    net, images = Unrelated(), torch.rand(40, 3, 2, 2)
+    with pytest.raises(undrift.OptionError, match=r"none of the 2 layers .* in Unrelated .*; needed: .*layers="):
+        shift.a_distance(net, images, images)
+
+
+class Encoder(nn.Module):
+    """PyTorch's encoder layers on 16 patches, tokens first (the default there) or images first."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, 5)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
+        self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.batch_first = batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.stem(x).flatten(2).permute(0, 2, 1)
+        if self.batch_first:
+            return self.head(self.encode(tokens).mean(1))
+        return self.head(self.encode(tokens.transpose(0, 1)).mean(0))
+
+
+@pytest.mark.parametrize("size", [16, 8, 5])  # as many images as tokens, a part of them, neither
+@pytest.mark.parametrize("perturbed", [False, True])
+def test_tokens_first_is_the_same_as_images_first(size, perturbed):
+    tokens_first, images_first = Encoder(False), Encoder(True)
+    images_first.load_state_dict(tokens_first.state_dict())
+    one, other = torch.randn(40, 3, 16, 16), torch.randn(40, 3, 16, 16) + 0.15
+    for layers in (None, ["encode.layers.0.linear1", "encode.layers.1.linear2"]):
+        found, wanted = (
+            shift.a_distance(undrift.perturb(net) if perturbed else net, one, other, layers, batch_size=size)
+            for net in (copy.deepcopy(tokens_first), copy.deepcopy(images_first))
+        )
+        assert found == wanted
+        assert len(found) == (8 if layers is None else 2)
+    found, wanted = (rows(net, one) for net in (tokens_first, images_first))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_without_shift_the_distance_falls_with_the_images():

@@ -1,5 +1,7 @@
 """A-distance: 0 for one domain cut in two, 2 for two that anybody tells apart; σ beside where it started."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -78,14 +80,26 @@ def test_what_is_wrong_is_said():
     images = torch.rand(40, 3, 6, 6)
     with pytest.raises(undrift.OptionError, match=r"layers names 'fc', which is no submodule.*needed.*Name one of"):
         shift.a_distance(net, images, images, ["fc"])
-    with pytest.raises(undrift.DataError, match=r"has 39 images; needed: at least 40.*Give more"):
-        shift.a_distance(net, images, images[:39])
+    with pytest.raises(undrift.DataError, match=r"has 7 images; needed: at least 8.*Give more"):
+        shift.a_distance(net, images, images[:7])
     with pytest.raises(undrift.OptionError, match="penalty"):
         shift.a_distance(net, images, images, penalty=0)
     with pytest.raises(undrift.OptionError, match="no convolution"):
         shift.a_distance(nn.Sequential(nn.Flatten()), images, images)
     with pytest.raises(undrift.UndriftError, match="needs a perturbed network"):
         shift.sigma(net)
+
+
+@pytest.mark.parametrize("count", [8, 39, 40])
+def test_few_images_are_measured_and_chance_is_said(count):
+    net, images = small(), torch.rand(80, 3, 6, 6)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert shift.a_distance(net, images[:40], images[40 : 40 + count] + 3)["0"] == 2.0
+    assert [warning.category for warning in said] == [undrift.UndriftWarning] * (count < 40)
+    for warning in said:
+        assert warning.filename == __file__  # where the user called it
+        assert f"has {count} images, and below 40 of each much of an A-distance is chance" in str(warning.message)
 
 
 @pytest.mark.parametrize("sharing", ["kernel", "weight"])
@@ -129,9 +143,9 @@ def test_images_that_are_not_finite_are_left_out():
     spoilt[41] = float("inf")
     assert shift.a_distance(net, spoilt, images[40:] * 2) == shift.a_distance(net, images[:40], images[40:] * 2)
     assert shift.a_distance(net, [spoilt[:40], spoilt[40:]], images[40:] * 2)["0"] >= 0  # a batch with none left
-    with pytest.raises(undrift.DataError, match="has 39 images; needed: at least 40"):
-        shift.a_distance(net, images, torch.cat([images[:39], spoilt[40:]]))
-    with pytest.raises(undrift.DataError, match="has 0 images; needed: at least 40"):
+    with pytest.raises(undrift.DataError, match="has 7 images; needed: at least 8"):
+        shift.a_distance(net, images, torch.cat([images[:7], spoilt[40:]]))
+    with pytest.raises(undrift.DataError, match="has 0 images; needed: at least 8"):
         shift.a_distance(net, images, images * float("nan"))
 
 

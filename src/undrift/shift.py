@@ -6,6 +6,7 @@
 The paper sets the one beside the other: a larger shift should come with a larger σ.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from undrift._by_image import activations, chosen_layers
 from undrift._domain_file import Sigma, sigmas
-from undrift._errors import DataError, OptionError, UndriftError
+from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift._statistics import fitting_mean, noise_kept
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
@@ -27,7 +28,8 @@ from undrift.prior import initial_log_var
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
 
-LEAST = 40  # images of each domain: with so few, chance alone is a quarter of the scale one time in twenty
+LEAST = 8  # images of each domain: fewer tell nothing about a held-out error
+FEW = 40  # with so few, chance alone is a quarter of the scale one time in twenty
 NEWTON_STEPS = 20
 PENALTY = 1e-2
 
@@ -98,17 +100,22 @@ def a_distance(
         mean               0.24   0.14   0.12   0.05   0.04   0.03   0.02
         one in twenty      1.00   0.50   0.44   0.22   0.18   0.09   0.07
 
-    So give hundreds, and compare with two halves of one domain, each as large as the sets that you compare.
+    So give hundreds, and compare with two halves of one domain, each as large as the sets that you compare. Below 40 of
+    each it warns, below 8 it refuses.
 
     Each image is one row. Where a layer's output has a multiple of the batch's rows, such as windows of attention
     (Swin), they are taken to stand image by image and are averaged; so are the calls of a layer that is called twice.
+    Attention with batch_first=False has tokens in its first dimension and images in its second; linear layers beside it
+    in the same module, as in nn.TransformerEncoderLayer, are taken to have them so, too.
 
     Args:
         net: any network; of a perturbed one, the adapted network without noise. Where its norm statistics are those of
             noisy steps, which do not fit it so, it sees all these images once before, for statistics of its own.
         one: images: a tensor, a domain of `undrift.data`, or an iterable of batches. Labels are not looked at.
         other: the same for the other domain.
-        layers: names of submodules; None takes every convolution, linear and attention layer.
+        layers: names of submodules; None takes every convolution, linear and attention layer that has an output for
+            each image. Left out are those that some pass does not call, and those whose rows do not divide by the
+            images, such as a layer that sees a table of positions (Swin V2). Named ones of that kind are refused.
         batch_size: images of a tensor or a domain that are looked at at once.
         penalty: ½·penalty·‖w‖² keeps the classifier finite where the domains are separable.
         seed: of the two halves, and of what is drawn of the larger domain.
@@ -132,14 +139,29 @@ def a_distance(
             domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
         mean = fitting_mean(net, (batch for images in domains for batch in _sound(net, images, batch_size)))
     with evaluating(net), mean:
-        first, second = (activations(net, chosen, _sound(net, images, batch_size)) for images in domains)
-    count = min(len(next(iter(seen.values()))) for seen in (first, second))
+        first, second = (
+            activations(net, chosen, _sound(net, images, batch_size), named=layers is not None) for images in domains
+        )
+    left = [name for name in chosen if name in first and name in second]
+    if not left:
+        raise OptionError(
+            f"none of the {len(chosen)} layers looked at in {type(inner).__name__} has an output for each image; "
+            "needed: at least one that every pass calls, with as many rows for each image. Name submodules: layers=…"
+        )
+    count = min(len(seen[left[0]]) for seen in (first, second))
     if count < LEAST:
         raise DataError(
-            f"one of the domains has {count} images; needed: at least {LEAST} of each, as chance is most of what fewer "
-            "show. Give more images: hundreds are better."
+            f"one of the domains has {count} images; needed: at least {LEAST} of each, to hold half of them out. Give "
+            "more images: hundreds are better."
         )
-    drawn = {n: (_drawn(first[n], count, seed), _drawn(second[n], count, seed)) for n in chosen}
+    if count < FEW:
+        warnings.warn(
+            f"one of the domains has {count} images, and below {FEW} of each much of an A-distance is chance: without "
+            "any shift it may come to 0.5 and more. Give more images: hundreds are better.",
+            UndriftWarning,
+            stacklevel=2,
+        )
+    drawn = {n: (_drawn(first[n], count, seed), _drawn(second[n], count, seed)) for n in left}
     return {name: 2 * (1 - 2 * min(domain_error(*both, penalty, seed), 0.5)) for name, both in drawn.items()}
 
 
