@@ -38,6 +38,41 @@ def test_a_picture_that_was_there_first_is_not_lost(run: Run) -> None:
     assert not Path("C").exists()
 
 
+def test_only_the_sheet_that_was_drawn_is_kept(run: Run) -> None:
+    assert run(*CORRUPT[:-2]).code == 0
+    Path("s.png").write_bytes(b"mine")
+    found = run(*CORRUPT)
+    assert (found.code, "s.png is there already" in found.err) == (1, True), found.err
+    assert run(*CORRUPT[:-1], "t.png").code == 0
+    found = run(*CORRUPT[:-1], str(Path("t.png").resolve()))
+    assert (found.code, "t.png: kept" in found.out) == (0, True), found.err
+    assert run(*CORRUPT).code == 1
+    assert Path("s.png").read_bytes() == b"mine"
+
+
+def test_a_stopped_run_goes_on_beside_its_sheet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("undrift.data.corrupt.write_cifar_c", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert run(*CORRUPT).code == 130
+    assert Path("s.png").exists()
+    found = run(*CORRUPT, "--json")
+    assert (found.code, found.json["made"]) == (0, ["contrast.npy"]), found.err
+
+
+def test_a_sheet_of_another_seed_is_not_taken_for_the_folders(run: Run) -> None:
+    assert run(*CORRUPT[:-2]).code == 0
+    found = run(*CORRUPT, "--seed", "1")
+    assert (found.code, "begun from something else (seed 0, now 1)" in found.err) == (1, True), found.err
+    assert run(*CORRUPT).code == 1  # there already, and of seed 1
+
+
+@pytest.mark.parametrize("wrong", [("--name", "fogg"), ("--severity", "1")])
+def test_a_wrong_option_draws_and_begins_nothing(run: Run, wrong: tuple[str, str]) -> None:
+    assert run(*CORRUPT, *wrong).code == 2
+    assert not Path("s.png").exists()
+    assert not Path("C").exists()
+
+
 def test_grey_images_leave_nothing_behind(run: Run) -> None:
     found = run("corrupt", "digits:optdigits", "--out", "D", "--name", "contrast")
     assert (found.code, "needed: N×3×H×W" in found.err) == (1, True), found.err

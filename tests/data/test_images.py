@@ -102,7 +102,10 @@ def test_an_image_of_another_size_is_named(tmp_path, picture, odd, workers):
     for seed, name in enumerate(("a.png", "b.png", "c.png")):
         (tmp_path / name).write_bytes(picture(seed, (10, 10) if name == odd else (12, 10)))
     domain = data.images(tmp_path)
-    facts = rf"{odd} has 10×10 pixels, the usual size of its batch \(2 of 3\) is 12×10; needed: one size\. .*--crop 224"
+    facts = (
+        rf"{odd} has 10×10 pixels, the usual size of its batch \(2 of 3\) is 12×10; needed: one size\. "
+        r".*resize=\(12, 10\); on the command line --resize 12x10\)"
+    )
     with pytest.raises(DataError, match=facts):
         list(domain.named_batches(3, workers=workers))
     sizes = [images.shape[2] for images, _ in domain.named_batches(1, workers=workers)]  # not met in one batch

@@ -68,6 +68,25 @@ def test_links_to_folders_are_followed_once_and_hidden_folders_left_out(tmp_path
     assert len(data.images(root / ".cache")) == 1  # asked for
 
 
+def test_a_link_beside_its_target_renames_nothing(tmp_path, plant):
+    root = plant(tmp_path / "cam", ["day1", "day2", ".store/day0"])
+    (root / "archive").symlink_to(".store/day0")  # met by no other name
+    (tmp_path / "same").symlink_to(root)
+    for target in ("day1", "day2"):
+        (root / "current").unlink(missing_ok=True)
+        (root / "current").symlink_to(target)
+        expected = ["archive/0.png", "day1/0.png", "day2/0.png"]
+        assert names(data.images(root), root) == expected
+        assert names(data.images(tmp_path / "same"), tmp_path / "same") == expected
+
+
+def test_a_tar_in_one_hidden_folder_is_read(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for member in (".data/a.png", ".data/b/c.png", ".data/.cache/d.png", ".data/._a.png", ".data"):
+            tar.addfile(tarfile.TarInfo(member))
+    assert names(data.images(tmp_path / "a.tar"), tmp_path / "a.tar") == [".data/a.png", ".data/b/c.png"]
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
 def test_a_pipe_is_broken_and_not_waited_for(tmp_path, plant):
     root = plant(tmp_path / "root", ["a"])

@@ -80,8 +80,13 @@ def test_a_tar_is_the_same_domain(tmp_path, plant):
         (("dog/1.png", "dog/2.png"), {"dog": 2}),
         (("photo/dog/1.png",), {"dog": 1}),
         (("dog/1.png", "dog/left/2.png"), {"dog": 2}),
+        (("dog/1.png", "dog/left/2.png", "cat/3.png"), {"dog": 2, "cat": 1}),
+        (("photo/dog/1.png", "photo/dog/2.png", "photo/cat/1.png", "photo/preview.png"), {"dog": 2, "cat": 1}),
+        (("a/photo/dog/1.png", "a/photo/cat/1.png", "a/photo/2.png", "a/3.png", "4.png"), {"dog": 1, "cat": 1}),
+        (("photo/dog/1.png", "photo/2.png"), {"photo": 2}),
         (("dog/1.png", "cat/2.png", "cover.png"), {"dog": 1, "cat": 1}),
         (("dog/1.png", "cat/2.png", ".trash/3.png", "cat/.old/4.png"), {"dog": 1, "cat": 1}),
+        ((".data/dog/1.png", ".data/cat/2.png", ".data/.trash/3.png"), {"dog": 1, "cat": 1}),
         (("cover.png",), {}),
     ],
 )

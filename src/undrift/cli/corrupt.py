@@ -51,32 +51,41 @@ def run(
     from undrift.data import TensorDomain, imagenet
     from undrift.data import images as plain_images
     from undrift.data.corrupt import CORRUPTIONS, SEVERITIES, contact_sheet, write_cifar_c, write_imagenet_c
-    from undrift.data.corrupt._files import NOTE
+    from undrift.data.corrupt._files import check_names, note_sheet, read_note
     from undrift.train._checks import pick_device
 
     if out is None and sheet is None:
         raise OptionError("neither --out nor --sheet was given; needed: what to write. Name a folder or a picture.")
-    # Of a folder that is gone on with, the sheet was drawn by the first run.
-    drawn = sheet is not None and sheet.is_file() and out is not None and (out / NOTE).exists() and not force
+    # Of a folder that is gone on with, the sheet may have been drawn by an earlier run: its note says which.
+    drawn = (
+        not (sheet is None or out is None or force)
+        and sheet.is_file()
+        and read_note(out).get("sheet") == str(sheet.resolve())
+    )
     claim((None if drawn else sheet,), force)
     if out is not None and out.is_file():
         raise DataError(f"{out} is a file; needed: a folder to fill, which may be new. Choose another name.")
     domain: Domain | None = None if Path(images).exists() else data_set(images, root)
     if domain is None:
         domain = imagenet(images) if out is not None else plain_images(images)
+    names = name or CORRUPTIONS
+    if out is not None:
+        check_names(names, frost)  # before the sheet, whose note begins the folder
+        if severity and isinstance(domain, TensorDomain):
+            raise OptionError("--severity is for ImageNet-C; CIFAR-C's files hold all five. Leave it out.")
     result: dict[str, Any] = {"wrote": []}
     if sheet is not None and drawn:
         session.say(f"{sheet}: kept")
     elif sheet is not None:
         contact_sheet(_first(domain), sheet, seed=seed, frost=frost)
         result["wrote"].append(session.wrote(sheet))
+        if out is not None:
+            note_sheet(out, sheet, {"source": domain.name, "seed": seed})
     if out is None:
         return result
-    place, names = pick_device(device), name or CORRUPTIONS
+    place = pick_device(device)
     session.kept = f"What is complete in {out} stays; the same command goes on from there."
     if isinstance(domain, TensorDomain):
-        if severity:
-            raise OptionError("--severity is for ImageNet-C; CIFAR-C's files hold all five. Leave it out.")
         written = write_cifar_c(domain, out, names, seed=seed, device=place, frost=frost, quiet=_silent(session))
     else:
         written = write_imagenet_c(

@@ -175,10 +175,11 @@ def other_size(name: str, found: torch.Size, others: str, usual: torch.Size) -> 
     It is not skipped as broken ones are: nothing is wrong with it, the size that most of a batch have is chance, and a
     network that never sees upright photographs has adapted to something else.
     """
+    _, height, width = usual
     return (
-        f"{name} has {found[1]}×{found[2]} pixels, {others} {usual[1]}×{usual[2]}; needed: one size. Cut or bring all "
-        "to it in the preprocessing (crop=224 or resize=(224, 224); on the command line --crop 224 or --resize "
-        "224x224), or convert that image."
+        f"{name} has {found[1]}×{found[2]} pixels, {others} {height}×{width}; needed: one size. Bring all to it in the "
+        f"preprocessing (resize=({height}, {width}); on the command line --resize {height}x{width}), or convert that "
+        "image."
     )
 
 

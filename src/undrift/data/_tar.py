@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import tarfile
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from undrift._errors import DataError
@@ -15,7 +17,10 @@ MOST_LINKS = 40
 
 
 def tar_sources(path: Path) -> list[TarSource | LostSource]:
-    """Return the images of a tar in its own order, hidden files and folders left out."""
+    """Return the images of a tar in its own order, hidden files and folders left out.
+
+    A hidden folder that holds all of them is not hidden here: the tar was asked for.
+    """
     try:
         with tarfile.open(path, "r:") as tar:  # uncompressed only: members must be found by their offset
             members = list(tar)
@@ -25,11 +30,19 @@ def tar_sources(path: Path) -> list[TarSource | LostSource]:
             "Decompress it first (gunzip), or copy it again if it is cut short."
         ) from error
     by_name = {posixpath.normpath(member.name): member for member in members}
+    images = [member for member in members if (member.isreg() or _is_link(member)) and is_image(member.name)]
+    parts = [PurePosixPath(member.name).parts for member in images]
+    top = common_start(names[:-1] for names in parts)
     return [
         _tar_source(str(path), member, by_name)
-        for member in members
-        if (member.isreg() or _is_link(member)) and is_image(member.name) and not _is_hidden(member.name)
+        for member, names in zip(images, parts, strict=True)
+        if not _is_hidden(names[top:])
     ]
+
+
+def common_start(paths: Iterable[Sequence[str]]) -> int:
+    """Return how many folders, from the top, all paths have in common."""
+    return len(list(takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))))
 
 
 def _tar_source(tar: str, member: tarfile.TarInfo, by_name: dict[str, tarfile.TarInfo]) -> TarSource | LostSource:
@@ -51,5 +64,5 @@ def _is_link(member: tarfile.TarInfo) -> bool:
     return member.islnk() or member.issym()
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") and part != ".." for part in PurePosixPath(name).parts)
+def _is_hidden(parts: Sequence[str]) -> bool:
+    return any(part.startswith(".") and part != ".." for part in parts)

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -16,7 +15,7 @@ from undrift._errors import DataError, OptionError, UndriftWarning
 
 from ._domain import FileDomain, shuffle
 from ._sources import FileSource, Source, is_image
-from ._tar import tar_sources
+from ._tar import common_start, tar_sources
 from .preprocess import Preprocess
 
 Classes = dict[str, list[Source]]
@@ -86,36 +85,56 @@ def read_classes(place: Path) -> Classes:
     """Return the images of each class, sorted by name, of a folder CLASS/… or of a tar CLASS/….
 
     A tar often holds the folder itself (photo/CLASS/…): folders that all its images share are no classes, as long as
-    each image keeps one. An image beside the classes has none, as in a folder.
+    each image keeps one. An image beside two classes or more has none, as in a folder.
     """
     if place.is_dir():
         folders = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
         return {folder.name: list(folder_sources(folder)) for folder in folders}
     found = [(_folders(source.member), source) for source in sorted(tar_sources(place), key=lambda s: s.member)]
-    inside = [(above, source) for above, source in found if above]
-    levels = zip(*(above[:-1] for above, _ in inside), strict=False)
-    shared = len(list(takewhile(lambda names: len(set(names)) == 1, levels)))
-    classes: Classes = {}
-    for above, source in inside:
-        classes.setdefault(above[shared], []).append(source)
+    holding = {above for above, _ in found if above}
+    parents = {above[:depth] for above in holding for depth in range(len(above))}
+    # A folder with images and folders is the classes' (photo/preview.png) or a class (dog/1.png and dog/left/2.png).
+    for those in (holding - parents, holding):
+        shared = common_start(above[:-1] for above in those)
+        classes: Classes = {}
+        for above, source in found:
+            if len(above) > shared:
+                classes.setdefault(above[shared], []).append(source)
+        if len(classes) > 1:
+            break
     return classes
 
 
-def _folders(member: str) -> list[str]:
-    return [part for part in PurePosixPath(member).parent.parts if part not in ("/", "..")]
+def _folders(member: str) -> tuple[str, ...]:
+    return tuple(part for part in PurePosixPath(member).parent.parts if part not in ("/", ".."))
 
 
 def folder_sources(folder: Path) -> Iterable[FileSource]:
-    """Yield the images below a folder, sorted by path; hidden ones are left out, and links to folders followed."""
-    seen: set[str] = set()
+    """Yield the images below a folder, sorted by path; hidden ones are left out, and links to folders followed.
+
+    A link to a folder that is met under its own name is not: it would rename the images if it sorts before it.
+    """
+    root, seen = Path(os.path.realpath(folder)), set[str]()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
         if real in seen:  # a link back to a folder above would go round for ever
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and not _met_anyway(Path(parent, name), root)
+        )
         yield from (FileSource(str(Path(parent, name))) for name in sorted(files) if is_image(name))
+
+
+def _met_anyway(path: Path, root: Path) -> bool:
+    """Whether a folder is a link to one below the root, and not to a hidden one, where no walk comes by."""
+    real = Path(os.path.realpath(path)) if path.is_symlink() else None
+    return (
+        real is not None
+        and real.is_relative_to(root)
+        and not any(part.startswith(".") for part in real.relative_to(root).parts)
+    )
 
 
 def first_existing(paths: Iterable[str | Path]) -> Path | None:

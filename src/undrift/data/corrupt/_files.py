@@ -101,6 +101,16 @@ def note_skipped(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(skipped)
 
 
+def note_sheet(folder: Path, sheet: Path, origin: Mapping[str, Any]) -> None:
+    """Write down which contact sheet was drawn beside the folder, and what from, as `note_origin` does.
+
+    A run that goes on with the folder takes this file for its own, and no other: that may be anybody's.
+    """
+    note_origin(folder, origin)
+    begun = read_note(folder)
+    _write_note(folder, begun, {**begun, "sheet": str(sheet.resolve())})
+
+
 def read_note(folder: Path) -> dict[str, Any]:
     """Return what the folder's note says; nothing where there is none, as in a new folder."""
     path = folder / NOTE
