@@ -195,6 +195,17 @@ def test_a_mean_over_some_tasks_says_so(tmp_path):
     assert page.compared() == ([row], [there, back])
 
 
+def test_a_picture_shows_the_most_cells_between_which_none_lacks_a_number(tmp_path):
+    bench, request = Offline(), tiny(tmp_path, seeds=1)
+    page = Page(bench, Store(tmp_path / "offline"), request, asked(request))
+    assert page.compared() == ([], [])
+    (first, second, third, *_), (there, back) = bench.rows, page.tasks
+    for row, tasks in ((first, page.tasks), (second, page.tasks), (third, [there])):
+        for task in tasks:
+            page.store.put(page.cells(row, task)[0], {"accuracy": 0.5})
+    assert page.compared() == ([first, second], [there, back])  # four cells; three rows on one task would be three
+
+
 def test_statistics_of_the_batch_are_asked_for_in_batches_of_the_method(tmp_path, monkeypatch):
     request = tiny(tmp_path)
     adapting = Adapting(tiny_setup(asked(request)), request)

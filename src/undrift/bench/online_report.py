@@ -111,7 +111,8 @@ def figures(bench: "Online", store: Store, request: Request) -> dict[str, Callab
             title = figure.finding(marks, f"{bench.title}, {network.title}: {setting.title}")
             ending = f"-{network.name}-{setting.name}"
             drawn[ending] = partial(figure.overview, title=title, marks=marks)
-        if any(len(points) > 1 for points in sizes.values()):  # one size alone is in the tables
+        sizes = {name: points for name, points in sizes.items() if len(points) > 1}  # one alone is in the tables
+        if sizes:
             title = f"{bench.title}, {network.title}: error against the size of a batch"
             axes = ("images a batch", "error %")
             drawn[f"-{network.name}-batch"] = partial(figure.lines, title=title, curves=sizes, axes=axes)
