@@ -14,8 +14,8 @@ from undrift._captured import CapturedGradient
 from undrift._errors import PerturbationMismatch
 from undrift._gradient import Gradient
 from undrift._guard import Guard
+from undrift._interrupts import uninterrupted
 from undrift._resume import shown
-from undrift._step import uninterrupted
 from undrift._stream_report import StreamReport
 from undrift._types import Following, Keeper, Likelihood
 from undrift.fingerprint import fingerprint

@@ -11,11 +11,12 @@ from undrift import _checkpoint, _resume
 from undrift._adapted import keeping_noise, one_pass, restore, snapshot
 from undrift._batches import device_of, to_device
 from undrift._errors import DataError, OptionError, UndriftError
+from undrift._interrupts import uninterrupted
 from undrift._outputs import logits
 from undrift._places import Pass
 from undrift._progress import Bar
 from undrift._random import Randomness
-from undrift._step import Mark, Stepper, uninterrupted
+from undrift._step import Mark, Stepper
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift._unlabelled import Unlabelled
 from undrift.history import History, Row

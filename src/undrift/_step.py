@@ -1,10 +1,8 @@
 """One step over a batch: its gradients, and either the whole step or none of it."""
 
 import math
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -133,29 +131,6 @@ class Mark:
         self.model.key.step.copy_(self._step)
         for parameter in self.model.parameters():
             parameter.grad = None
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until a short `with` block is over, so that a step that was made is also counted.
-
-    So is SIGTERM where a program handles it; where it does not, the process ends at once.
-    """
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {int(number): handler for number, handler in found.items() if callable(handler)}
-    if not handlers or threading.current_thread() is not threading.main_thread():
-        yield  # signals arrive elsewhere
-        return
-    pressed: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda came, _frame: pressed.append(came))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in pressed:  # by a call: a signal that is raised again would wake an event loop a second time
-            handlers[number](number, None)
 
 
 def _spread(output: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from undrift._atomic import check
 from undrift._errors import DataError
+from undrift._interrupts import uninterrupted
 from undrift._lock import locked
-from undrift._step import uninterrupted
 from undrift.cli._answers import COLUMNS, Row, csv_lines
 from undrift.cli._places import another_process, there_already
 

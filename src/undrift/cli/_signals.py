@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from undrift._errors import DataError
+from undrift._interrupts import handled
 
 
 @contextlib.contextmanager
@@ -41,8 +42,7 @@ def stopping_between_batches() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield pressed  # signals arrive elsewhere
         return
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {int(number): handler for number, handler in found.items() if callable(handler)}  # ignored ones stay so
+    before = handled()  # ignored ones stay so
 
     def put_back() -> None:
         for number, handler in before.items():

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._atomic import write_bytes
+from undrift._atomic import sweep, write_bytes
 from undrift._errors import DataError, UndriftWarning
 from undrift.data import Domain
 from undrift.data._content import checksum
@@ -148,8 +148,7 @@ def restore(path: Path, run: Mapping[str, Any], loop: Loop) -> tuple[Best, list[
 def remove(path: Path) -> None:
     """Delete the checkpoint and what a kill in the middle of writing one may have left."""
     path.unlink(missing_ok=True)
-    for rest in path.parent.glob(f".{path.name}.*.tmp"):
-        rest.unlink(missing_ok=True)
+    sweep(path)
 
 
 def _describe(domain: Domain) -> str:

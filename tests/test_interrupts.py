@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from undrift._step import uninterrupted
+from undrift._interrupts import uninterrupted
 
 
 def test_both_signals_reach_their_handlers_afterwards_in_their_order() -> None:
