@@ -58,7 +58,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "vmp-nrc:paper": {**PERTURBED, **OF_NRC},
     "vmp-nrc:released": {**PERTURBED, **RELEASED, **OF_NRC},
     # Blundell et al. 2015 with the paper's prior; no author has a rate for adaptation, so it is VMP's.
-    "bbb": {**BAYES, "fast": (), "frozen": (), "stream_optimiser": "adam", "stream_lr": 5e-4, "answer": "samples"},
+    "bbb": {**BAYES, "fast": (), "frozen": (), "stream_optimiser": "adam", "stream_lr": 1e-4, "answer": "samples"},
     "bbb-shot": {**BAYES, **OF_SHOT},
     "eta": ETA,
     "eta:cifar100": {**ETA, "redundancy": 0.1},
