@@ -7,10 +7,8 @@ what with views always (threshold 1)? The fifteen corruptions, one after another
     python benchmarks/cotta_why.py --data ../shared/data/cifar10 --network wrn28_10 --weights FILE --frost FOLDER
 """
 
-import argparse
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from undrift import data, zoo
 from undrift.bench.measure import machine
 from undrift.bench.quickly import quickly
 from undrift.data.corrupt import CORRUPTIONS, corrupt
+from why_options import options
 
 BATCH, THRESHOLD = 200, 0.92
 VARIANTS: dict[str, tuple[bool, float]] = {
@@ -56,14 +55,8 @@ def errors(net: nn.Module, kinds: dict[str, Tensor], labels: Tensor, fast: bool,
 
 def main() -> None:
     """Look at both suspects, and write cotta-why.json as answers come; what is in it is not run again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser = options(__doc__, images=2_000)
     parser.add_argument("--network", default="wrn28_10")
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--frost", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=2_000, help="of each corruption in the streams")
     parser.add_argument("--sure", type=int, default=10_000, help="of each corruption, to ask how sure the source is")
     asked = parser.parse_args()
     device = torch.device(asked.device)

@@ -9,7 +9,6 @@ never reset; nothing is chosen by it.
     python benchmarks/imagenet_why.py --data ../shared/data/imagenet --weights resnet50_imagenet.safetensors
 """
 
-import argparse
 import json
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from undrift.bench.corrupted import Corrupted
 from undrift.bench.measure import machine
 from undrift.bench.quickly import quickly
 from undrift.data.corrupt import CORRUPTIONS
+from why_options import options
 
 NETWORK, BATCH, RATE = "resnet50_v1", 64, 2.5e-4
 FACTORS = (1, 4, 16, 64)
@@ -50,14 +50,8 @@ def errors(net: nn.Module, kinds: Tensor, labels: Tensor, rate: float, fast: boo
 
 def main() -> None:
     """Run each rate, and write imagenet-why.json as answers come; what is in it is not run again."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--frost", type=Path)
+    parser = options(__doc__, images=5_000)
     parser.add_argument("--cache", type=Path, help="keep corrupted images here, as `undrift bench --cache` does")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=5_000, help="of each corruption")
     parser.add_argument("--factors", type=float, nargs="*", default=FACTORS, help="of the published rate")
     asked = parser.parse_args()
     device, fast = torch.device(asked.device), asked.device != "cpu"

@@ -11,11 +11,9 @@ statistics to 0.1 points, on the latter 0.3 to 1 below.
     python benchmarks/sar_why.py --data ../shared/data/cifar10 --weights FILE --frost FOLDER
 """
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,20 +23,15 @@ import undrift
 from undrift import data, zoo
 from undrift.bench.measure import machine
 from undrift.data.corrupt import CORRUPTIONS, corrupt
+from why_options import options
 
 BATCH, COUNTS = 200, ("steps", "missed", "resets")
 
 
 def main() -> None:
     """Run both streams, and write sar-why.json."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser = options(__doc__, images=1_000)
     parser.add_argument("--network", default="wrn40_2")
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--frost", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=1_000, help="of each corruption")
     asked = parser.parse_args()
     device, begun = torch.device(asked.device), time.perf_counter()
     clean, labels = next(iter(data.cifar10(asked.data).select(range(asked.images)).batches(10**6)))

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from undrift._errors import DataError
-from undrift.cli._images import open_images
+from undrift.cli._images import Reader
 from undrift.cli._labels import check_label_range, labelled_images
-from undrift.data import IMAGENET, Domain, Preprocess
+from undrift.data import IMAGENET, Domain, FileDomain, Preprocess
 from undrift.data.preprocess import RAW
 
 from .conftest import MODEL, NAMES, Outcome, Run
@@ -33,7 +33,7 @@ def plant(tmp_path: Path) -> Plant:
 
 def by_folder(tree: Path, classes: tuple[str, ...] | None = None) -> tuple[Domain, dict[str, int]]:
     """Return a tree as labelled images, and the label that each folder got."""
-    domain = labelled_images(str(tree), Path(), RAW, classes, None)
+    domain = labelled_images(str(tree), Reader(Path(), RAW), classes, None)
     assert domain.labels is not None
     return domain, dict(
         zip((Path(s.name).parent.name for s in domain.sources), domain.labels.tolist(), strict=True)  # type: ignore[union-attr]
@@ -103,12 +103,12 @@ def test_a_data_set_that_was_resized_before_is_not_resized_again(
 ) -> None:
     root = plant("3", under="fog/5").parents[1]
     wanted = Preprocess(IMAGENET.mean, IMAGENET.std, resize=256, crop=crop)
-    opened = open_images("imagenet_c:fog:5", root, wanted, given)
-    labelled = labelled_images("imagenet_c:fog:5", root, wanted, None, None, given)
-    assert opened.preprocess == labelled.preprocess == Preprocess(IMAGENET.mean, IMAGENET.std, resize, crop)
+    reader = Reader(root, wanted, given)
+    expected = Preprocess(IMAGENET.mean, IMAGENET.std, resize, crop)
+    assert reader.images("imagenet_c:fog:5").preprocess == expected
+    assert labelled_images("imagenet_c:fog:5", reader, None, None).preprocess == expected
 
 
-@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize(
     "words",
     [
@@ -119,16 +119,12 @@ def test_a_data_set_that_was_resized_before_is_not_resized_again(
     ],
 )
 def test_a_resize_on_the_command_line_is_done_all_the_same(
-    run: Run, plant: Plant, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], given: bool
+    run: Run, plant: Plant, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     plant("0", under="fog/5")
-    told: list[bool] = []
 
-    def prepared(named: Domain, preprocess: Preprocess, resize_given: bool) -> Domain:
-        told.append(resize_given)
-        raise DataError("far enough")
+    def prepared(_: FileDomain, preprocess: Preprocess) -> Domain:
+        raise DataError(f"resized to {preprocess.resize}, cropped to {preprocess.crop}")
 
-    for module in ("_images", "_labels"):
-        monkeypatch.setattr(f"undrift.cli.{module}.prepared", prepared)
-    assert "far enough" in run(*words, *MODEL, *(["--resize", "256"] if given else [])).err
-    assert told == [given]
+    monkeypatch.setattr(FileDomain, "prepared", prepared)
+    assert "resized to 256, cropped to 224" in run(*words, *MODEL, "--resize", "256", "--crop", "224").err

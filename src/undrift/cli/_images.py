@@ -32,30 +32,45 @@ class WatchedImages(FileDomain):
         return batches
 
 
-def open_images(text: str, root: Path, preprocess: Preprocess, resize_given: bool = False) -> Domain:
-    """Return the images at a path, or of a data set by its name, without looking at any label.
+@dataclass(frozen=True)
+class Reader:
+    """Opens images as a network wants them.
 
-    Args:
+    Attributes:
+        root: where data sets that are named, not pathed, lie.
+        preprocess: what images get.
         resize_given: the resize was asked for, and is done to images that were resized before, too.
     """
-    if not Path(text).exists() and (named := data_set(text, root)) is not None:
-        return watched(prepared(named, preprocess, resize_given))
-    from undrift import data
 
-    try:
-        return watched(data.images(text, preprocess=preprocess))
-    except DataError as error:
-        if Path(text).exists():
-            raise
-        raise DataError(f"{error} Data sets by name: {DATA_SETS}.") from error
+    root: Path
+    preprocess: Preprocess
+    resize_given: bool = False
 
+    def images(self, text: str) -> Domain:
+        """Return the images at a path, or of a data set by its name, without looking at any label."""
+        if (named := self.named(text)) is not None:
+            return named
+        from undrift import data
 
-def prepared(named: Domain, preprocess: Preprocess, resize_given: bool) -> Domain:
-    """Return a data set as the network wants it; ImageNet-C and val5k, which are 224×224 already, are not resized."""
-    own = named.preprocess
-    whole = own.crop if isinstance(named, FileDomain) and own.resize is None else None
-    fits = whole is not None and preprocess.crop is not None and preprocess.crop <= whole
-    return named.prepared(preprocess.without_resize() if fits and not resize_given else preprocess)
+        try:
+            return watched(data.images(text, preprocess=self.preprocess))
+        except DataError as error:
+            if Path(text).exists():
+                raise
+            raise DataError(f"{error} Data sets by name: {DATA_SETS}.") from error
+
+    def named(self, text: str) -> Domain | None:
+        """Return a data set by its name, or None where the text is a path, or no data set's name.
+
+        ImageNet-C and val5k, which are 224×224 already, are not resized.
+        """
+        if Path(text).exists() or (found := data_set(text, self.root)) is None:
+            return None
+        own, crop = found.preprocess, self.preprocess.crop
+        whole = own.crop if isinstance(found, FileDomain) and own.resize is None else None
+        fits = whole is not None and crop is not None and crop <= whole
+        as_it_is = fits and not self.resize_given
+        return watched(found.prepared(self.preprocess.without_resize() if as_it_is else self.preprocess))
 
 
 def watched(domain: Domain) -> Domain:

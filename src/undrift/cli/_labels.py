@@ -9,31 +9,23 @@ import numpy as np
 import torch
 
 from undrift._errors import DataError
-from undrift.cli._images import DATA_SETS, data_set, open_images, prepared, watched
+from undrift.cli._images import DATA_SETS, Reader, watched
 from undrift.data import Domain, FileDomain, Preprocess
 from undrift.data._cifar import read_labels
 from undrift.data._tree import contents, labelled, read_classes
 
 
-def labelled_images(
-    text: str,
-    root: Path,
-    preprocess: Preprocess,
-    classes: tuple[str, ...] | None,
-    labels: Path | None,
-    resize_given: bool = False,
-) -> Domain:
+def labelled_images(text: str, reader: Reader, classes: tuple[str, ...] | None, labels: Path | None) -> Domain:
     """Return images with labels: a tree or tar with one folder a class, an array with `labels`, or a data set.
 
     Args:
         classes: the names of the network's classes; without them a folder that is a number is that output.
-        resize_given: as in `open_images`.
     """
-    if not Path(text).exists() and (named := data_set(text, root)) is not None:
-        return _matched(watched(prepared(named, preprocess, resize_given)), classes, text)
+    if (named := reader.named(text)) is not None:
+        return _matched(named, classes, text)
     if labels is not None:
-        return _with_labels(open_images(text, root, preprocess, resize_given), labels)
-    found = watched(tree(text, preprocess))
+        return _with_labels(reader.images(text), labels)
+    found = watched(tree(text, reader.preprocess))
     return _numbered(found) if classes is None else _matched(found, classes, text)
 
 

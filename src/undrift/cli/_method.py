@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from undrift._errors import OptionError
-from undrift.cli._images import open_images
 from undrift.cli._likelihood import make_likelihood, read_settings
 from undrift.options import Options, resolve
 
 if TYPE_CHECKING:
     from undrift._method import Method, Parts
-    from undrift.data import Preprocess
+    from undrift.cli._images import Reader
 
 MethodName = Annotated[
     str | None, typer.Option("--method", help="A name of `undrift methods`, or NAME:VARIANT.", metavar="NAME")
@@ -41,27 +40,17 @@ class Chosen:
     settings: Mapping[str, Any]
     ready: "Parts | None"
 
-    def parts(self, root: Path, preprocess: "Preprocess", resize_given: bool = False) -> "Parts":
-        """Return options, likelihood and keepers; settings that are images are opened with the network's preprocessing.
-
-        Args:
-            root: where data sets that are named lie.
-            resize_given: as in `open_images`.
-        """
+    def parts(self, reader: "Reader") -> "Parts":
+        """Return options, likelihood and keepers; settings that are images are opened as the network wants them."""
         if self.ready is not None:
             return self.ready
         assert self.recipe is not None, "only a method has settings that are images"
-        opened = {
-            name: open_images(str(self.settings[name]), root, preprocess, resize_given) for name in self._images()
-        }
+        opened = {name: reader.images(str(self.settings[name])) for name in IMAGES if name in self.settings}
         return self.recipe.build({**self.settings, **opened})
 
     def files(self) -> list[Path]:
         """Return the paths that the settings name: inputs, which no output may replace."""
         return [Path(value) for value in self.settings.values() if isinstance(value, str) and Path(value).exists()]
-
-    def _images(self) -> list[str]:
-        return [name for name in IMAGES if name in self.settings]
 
 
 def choose(

@@ -13,6 +13,7 @@ from undrift.cli._session import Session
 if TYPE_CHECKING:
     import torch
 
+    from undrift.cli._images import Reader
     from undrift.data import Domain, Preprocess
     from undrift.models import SourceModel
     from undrift.perturb import Perturbed
@@ -52,28 +53,33 @@ class Opened:
 
     Attributes:
         source: the network and what was known of it.
-        preprocess: what its images get.
+        reader: opens its images.
         classes: the names of its classes, or None.
         device: where it lies.
         weights: the file of its weights.
-        resize_given: whether `preprocess` has its resize from the command line.
     """
 
     source: "SourceModel"
-    preprocess: "Preprocess"
+    reader: "Reader"
     classes: tuple[str, ...] | None
     device: "torch.device"
     weights: Path | None
-    resize_given: bool = False
+
+    @property
+    def preprocess(self) -> "Preprocess":
+        """What its images get."""
+        return self.reader.preprocess
 
 
-def open_source(session: Session, given: Mapping[str, Any], domain_file: Path | None = None) -> Opened:
+def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_file: Path | None = None) -> Opened:
     """Return the source network that the flags mean, on its device.
 
     Args:
+        root: where data sets that are named lie.
         domain_file: the file whose preprocessing and class names go before the network's own.
     """
     from undrift._domain_file import inspect
+    from undrift.cli._images import Reader
     from undrift.data.preprocess import RAW
     from undrift.models import load_model, parse_arguments
     from undrift.train._checks import pick_device
@@ -102,7 +108,7 @@ def open_source(session: Session, given: Mapping[str, Any], domain_file: Path | 
     classes = named or (None if file is None else file.classes) or source.classes
     source.network.to(device)
     weights = None if flags.weights is None else Path(flags.weights)
-    return Opened(source, preprocess, classes, device, weights, flags.resize is not None)
+    return Opened(source, Reader(root, preprocess, flags.resize is not None), classes, device, weights)
 
 
 def open_adapted(opened: Opened, domain_file: Path, seed: int) -> "Perturbed":

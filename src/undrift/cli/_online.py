@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undrift._errors import OptionError
-from undrift.cli._images import open_images
 from undrift.cli._model import Opened, open_adapted, open_source, try_out
 from undrift.cli._places import claim
 from undrift.cli._session import Session
@@ -40,8 +39,8 @@ def open_both(
     """
     weights = model.get("weights")
     claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images), *inputs), going_on)
-    opened = open_source(session, model, domain)
-    pictures = open_images(images, root, opened.preprocess, opened.resize_given)
+    opened = open_source(session, model, root, domain)
+    pictures = opened.reader.images(images)
     try_out(opened, pictures)
     return opened, pictures
 

@@ -65,7 +65,7 @@ def run(
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
     outputs = (out, history_path, plot_path)
     opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=(checkpoint,))
-    parts = chosen.parts(root, opened.preprocess, opened.resize_given)
+    parts = chosen.parts(opened.reader)
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
     session.kept = _kept(checkpoint)

@@ -76,16 +76,12 @@ def run(
     names = _names(target)
     label_files = _label_files(target, labels)
     asked = make_likelihood(likelihood, usual="entropy")
-    opened = open_source(session, model, domain)
+    opened = open_source(session, model, root, domain)
     domains = {
-        name: labelled_images(text, root, opened.preprocess, opened.classes, path, opened.resize_given)
+        name: labelled_images(text, opened.reader, opened.classes, path)
         for name, text, path in zip(names, target, label_files, strict=True)
     }
-    held = (
-        None
-        if source is None
-        else labelled_images(source, root, opened.preprocess, opened.classes, source_labels, opened.resize_given)
-    )
+    held = None if source is None else labelled_images(source, opened.reader, opened.classes, source_labels)
     every = [*domains.values(), *([] if held is None else [held])]
     outputs = try_out(opened, every[0])
     for each in every:

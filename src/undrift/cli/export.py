@@ -7,7 +7,7 @@ import typer
 
 from undrift._errors import OptionError
 from undrift.cli._flags import takes
-from undrift.cli._images import Root, first_images, open_images
+from undrift.cli._images import Root, first_images
 from undrift.cli._model import ModelFlags, Opened, open_adapted, open_source
 from undrift.cli._places import Force, claim
 from undrift.cli._session import Session, command
@@ -47,21 +47,21 @@ def run(
 
     weights = model.get("weights")
     claim((out,), force, (domain, None if weights is None else Path(weights)))
-    opened = open_source(session, model, domain)
+    opened = open_source(session, model, root, domain)
     adapted = open_adapted(opened, domain, seed=0)
-    traced = _example(opened, example, root) if format == FORMATS[1] else None
-    seen = None if images is None else open_images(images, root, opened.preprocess, opened.resize_given)
+    traced = _example(opened, example) if format == FORMATS[1] else None
+    seen = None if images is None else opened.reader.images(images)
     export(adapted, out, format, traced, seen)  # type: ignore[arg-type]  # it says what is wrong with another format
     session.kept = f"{out} was written whole."
     return {"wrote": [session.wrote(out)], "format": format}
 
 
-def _example(opened: Opened, path: str | None, root: Path) -> Any:
+def _example(opened: Opened, path: str | None) -> Any:
     """Return two images, or blank ones of the size that the preprocessing ends in."""
     import torch
 
     if path is not None:
-        return first_images(open_images(path, root, opened.preprocess, opened.resize_given), 2).to(opened.device)
+        return first_images(opened.reader.images(path), 2).to(opened.device)
     size = opened.preprocess.crop or opened.preprocess.resize
     if size is None or (isinstance(size, int) and opened.preprocess.crop is None):
         raise OptionError(

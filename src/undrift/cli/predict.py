@@ -20,7 +20,7 @@ from undrift.cli._answers import (
     table_in,
 )
 from undrift.cli._flags import takes
-from undrift.cli._images import Root, open_images, skipped_of
+from undrift.cli._images import Root, skipped_of
 from undrift.cli._model import ModelFlags, open_adapted, open_source, try_out
 from undrift.cli._places import Force, claim
 from undrift.cli._session import Session, command
@@ -78,9 +78,9 @@ def run(
     weights = model.get("weights")
     check_ending(out)
     claim((out,), force, (domain, None if weights is None else Path(weights), Path(images)))
-    opened = open_source(session, model, domain)
+    opened = open_source(session, model, root, domain)
     check_threshold(abstain_below, opened.classes)
-    pictures = open_images(images, root, opened.preprocess, opened.resize_given)
+    pictures = opened.reader.images(images)
     try_out(opened, pictures)
     network: nn.Module = opened.source.network if domain is None else open_adapted(opened, domain, seed)
     heat = read_temperature(session, temperature, network, pictures)

@@ -83,7 +83,7 @@ def run(
             session, model, images, root, files.new, force, chosen.files(), domain, files.going_on
         )
         check_threshold(abstain_below, opened.classes)
-        parts = chosen.parts(root, opened.preprocess, opened.resize_given)
+        parts = chosen.parts(opened.reader)
         if chosen.recipe is None:
             perturbed = open_perturbed(opened, domain, preset, options, seed)
         else:
