@@ -2,8 +2,11 @@
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 import safetensors.torch
@@ -14,6 +17,7 @@ import undrift
 from file_support import adapted, saved_file
 from support import convnet, images
 from undrift import _atomic, zoo
+from undrift._lock import marked
 from undrift.data.preprocess import RAW
 from undrift.file import save
 from undrift.fingerprint import fingerprint
@@ -107,6 +111,52 @@ def test_ctrl_c_and_errors_leave_what_was_there(tmp_path: Path) -> None:
             raise error
     assert place.read_text() == "old"
     assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_sweep_takes_what_a_kill_left_and_nothing_else(tmp_path: Path) -> None:
+    place, rest = tmp_path / "a.csv", tmp_path / ".a.csv.0123abcd.tmp"
+    for name in (rest.name, ".a.csv.mine.tmp", ".b.csv.0123abcd.tmp"):
+        (tmp_path / name).write_text("half")
+    with _atomic.writing(place) as file:
+        file.write(b"whole")
+        _atomic.sweep(place)  # as another process would, which starts meanwhile
+        assert not rest.exists()
+        assert len(list(tmp_path.iterdir())) == 3
+    assert place.read_text() == "whole"
+
+
+def test_a_sweep_between_making_a_file_and_locking_it_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+
+    def late(file: IO[bytes], beside: Path) -> bool:
+        if not swept:
+            swept.append(beside)
+            _atomic.sweep(tmp_path / "a.csv")
+        return marked(file, beside)
+
+    monkeypatch.setattr(_atomic, "marked", late)
+    _atomic.write_text(tmp_path / "a.csv", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+    assert not swept[0].exists()
+
+
+FORKING = """
+import os, sys
+from undrift._atomic import writing
+with writing(sys.argv[1]) as file:
+    file.write(b"once")
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_writes_nothing_of_it_again(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, tmp_path / "a"], check=True)
+    assert (tmp_path / "a").read_bytes() == b"once"
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from undrift._lock import held, locked
+from undrift._lock import discard, held, locked, marked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
 
@@ -83,3 +83,19 @@ def test_a_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> No
     finally:
         os.kill(int(child), signal.SIGKILL)
         parent.stdout.close()
+
+
+def test_a_file_that_is_locked_or_could_be_is_not_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "a"
+    with place.open("w") as file:
+        assert marked(file, place)
+        discard(place)
+        assert place.exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
+        discard(place)
+    assert place.exists()
+    with place.open() as late:
+        discard(place)
+        assert not place.exists()
+        assert not marked(late, place)

@@ -2,14 +2,17 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
 from undrift._errors import DataError
+from undrift._lock import discard, marked
 
 SHOWN = 100
 """Letters of a file's name in that of the file beside it: what is added must not make it too long."""
@@ -31,20 +34,26 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         '1,2'
     """
     place = check(path)
-    # In the same folder: only there is the last move one step. Opened plainly, so that the user's umask holds.
-    beside = place.with_name(f".{place.name[:SHOWN]}.{uuid4().hex[:8]}.tmp")
-    try:
-        with beside.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(place)
-        _sync_folder(place.parent)
-    except OSError as error:
-        raise DataError(_facts(path, error)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+    for again in (False, True):
+        # In the same folder: only there is the last move one step. Opened plainly, so that the user's umask holds.
+        beside = place.with_name(f".{place.name[:SHOWN]}.{uuid4().hex[:8]}.tmp")
+        try:
+            with beside.open("xb", 0) as raw, io.BufferedWriter(raw) as file:
+                # Below its buffer: a forked process closes what is locked, and must not write the buffer once more.
+                if marked(raw, beside) or again:  # else a sweep came by in between
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                    if sys.platform == "win32":  # a file that is open is not moved there
+                        file.close()
+                    beside.replace(place)  # while it is locked: afterwards it would pass for a rest
+                    break
+        except OSError as error:
+            raise DataError(_facts(path, error)) from error
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+    _sync_folder(place.parent)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> int:
@@ -60,13 +69,15 @@ def write_text(path: str | os.PathLike[str], content: str) -> int:
 
 
 def sweep(path: str | os.PathLike[str]) -> None:
-    """Delete what a kill left beside a file while it was written; only for whoever alone writes it."""
+    """Delete what a kill left beside a file while it was written; what another process is writing there stays."""
     place = check(path)
     rest = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.tmp")
-    if len(place.name) <= SHOWN:  # longer ones could be another file's
-        with contextlib.suppress(OSError):  # a rest is in nobody's way
-            for beside in filter(lambda found: rest.fullmatch(found.name), place.parent.iterdir()):
-                beside.unlink(missing_ok=True)
+    if len(place.name) > SHOWN:  # could be another file's
+        return
+    with contextlib.suppress(OSError):  # a rest is in nobody's way
+        for beside in [found for found in place.parent.iterdir() if rest.fullmatch(found.name)]:
+            with contextlib.suppress(OSError):
+                discard(beside)
 
 
 def check(path: str | os.PathLike[str]) -> Path:

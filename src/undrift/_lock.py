@@ -14,13 +14,18 @@ from typing import IO, Any
 _LOCKED: "weakref.WeakSet[IO[Any]]" = weakref.WeakSet()
 
 
-def locked(file: IO[Any], place: Path) -> bool:
-    """Lock an open file until it is closed; False where another process has it, or it is at its place no more."""
-    if not _taken(file):
+def marked(file: IO[Any], place: Path) -> bool:
+    """Lock an open file until it is closed; False where another process has it, or nothing is at its place any more."""
+    if _taken(file) is False:
         return False
     _LOCKED.add(file)
+    return place.exists()
+
+
+def locked(file: IO[Any], place: Path) -> bool:
+    """Lock an open file until it is closed; False where another process has it, or it is at its place no more."""
     # Whoever had it may have let it go and deleted it: it is nobody's then, or the next one's.
-    return place.exists() and os.path.samestat(os.fstat(file.fileno()), place.stat())
+    return marked(file, place) and os.path.samestat(os.fstat(file.fileno()), place.stat())
 
 
 @contextmanager
@@ -36,9 +41,20 @@ def held(place: Path) -> Iterator[bool]:
                     place.unlink()
 
 
-def _taken(file: IO[Any]) -> bool:
+def discard(place: Path) -> None:
+    """Delete a file unless a process has locked it, or could have: where there are no locks, it stays."""
+    if sys.platform == "win32":  # what is open is not deleted there
+        place.unlink()
+        return
+    with place.open("r+b") as file:
+        if _taken(file):  # and keeps it meanwhile: whoever is just about to lock it is told that it is gone
+            place.unlink()
+
+
+def _taken(file: IO[Any]) -> bool | None:
+    """Lock an open file; False where another process has it, None where there are no locks."""
     if sys.platform == "win32":
-        return True
+        return None
     import fcntl
 
     try:
@@ -46,7 +62,7 @@ def _taken(file: IO[Any]) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
-        pass
+        return None
     return True
 
 

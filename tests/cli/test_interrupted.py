@@ -64,6 +64,27 @@ def test_stopped_commands_leave_nothing_and_say_so(work: Path, number: int, exit
     assert leftovers(work) == []
 
 
+def test_what_a_killed_prediction_left_goes_with_the_next_one(run: Run, work: Path) -> None:
+    words = ("predict", "target", "--out", "a.csv", "--batch-size", "1")
+    killed, alive = start(work, *words, *SLOW), None
+    try:
+        wait_for_calls(killed, work, 9)
+        stop(killed, signal.SIGKILL)
+        assert len(leftovers(work)) == 1
+        (work / "calls").unlink()
+        alive = start(work, *words, *SLOW)
+        wait_for_calls(alive, work, 9)
+        (left,) = leftovers(work)  # the killed one's is gone
+        found = run(*words, *MODEL)
+        assert (found.code, leftovers(work)) == (0, [left]), found.err  # and this one's is not
+        alive.communicate(timeout=60)
+        assert (alive.returncode, leftovers(work)) == (0, [])
+    finally:
+        for process in filter(None, (killed, alive)):
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_stream_goes_on_without_losing_or_repeating_a_line(run: Run, work: Path, number: int) -> None:
     path = next(Path("target").rglob("04.png"))

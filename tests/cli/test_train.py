@@ -6,9 +6,10 @@ import pytest
 from PIL import Image
 from torch import nn
 
+from undrift.cli._places import alone
 from undrift.train import read_header
 
-from .conftest import Run
+from .conftest import Run, leftovers
 
 QUICK = ("--preset", "cifar", "--network", "wrn40_2", "--epochs", "1", "--batch-size", "4", "--held-out", "0.2")
 TRAIN = ("train", "source", *QUICK, "--device", "cpu", "--quiet")
@@ -34,6 +35,20 @@ def test_a_picture_of_the_curves_name_needs_force(run: Run) -> None:
     assert not Path("own.safetensors").exists()
     assert run(*TRAIN, "--out", "own.safetensors", "--force").code == 0
     assert Path("own.png").read_bytes() != b"mine"
+
+
+def test_two_processes_do_not_train_to_one_file(run: Run, work: Path) -> None:
+    words = (*TRAIN, "--out", "own.safetensors")
+    with alone(Path("own.safetensors")):  # as a run that is under way
+        Path("own.checkpoint.pt").write_bytes(b"another's")
+        for more in ((), ("--force",), ("--no-resume",)):
+            found = run(*words, *more)
+            told = "another process is writing own.safetensors; needed: one a file" in found.err
+            assert (found.code, told, "Wait for it, stop it, or choose" in found.err) == (1, True, True), found.err
+        assert Path("own.checkpoint.pt").read_bytes() == b"another's"
+        assert run(*TRAIN, "--out", "other.safetensors").code == 0
+    assert run(*words, "--no-resume").code == 0
+    assert leftovers(work) == []
 
 
 def test_images_of_mixed_sizes_are_brought_to_one(run: Run) -> None:

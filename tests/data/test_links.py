@@ -93,3 +93,17 @@ def test_a_pipe_is_broken_and_not_waited_for(tmp_path, plant):
     os.mkfifo(root / "a" / "pipe.png")
     with pytest.warns(UndriftWarning, match=r"1 of 2 images .*pipe\.png \(not a regular file\)"):
         assert len(data.images(root).hold(workers=0)) == 1
+
+
+def test_a_linked_folder_of_a_tar_is_left_out_and_said(tmp_path, plant):
+    root = plant(tmp_path / "tree", ["cat", ".store/d1"])
+    (root / "dog").symlink_to(".store/d1")
+    (root / "bird").symlink_to("../elsewhere")
+    (root / "notes.txt").symlink_to("../notes.txt")  # by its name no folder
+    path = root.with_suffix(".tar")
+    with tarfile.open(path, "w") as tar:
+        tar.add(root, ".")
+    with pytest.warns(UndriftWarning, match=r"links to folders.*dog to \.store/d1.*needed.*--dereference") as said:
+        assert len(data.images(path)) == 1
+    assert "bird to ../elsewhere" in str(said[0].message)
+    assert "notes.txt" not in str(said[0].message)

@@ -22,7 +22,7 @@ def claim(
     going_on: Iterable[Path | None] = (),
 ) -> None:
     """Raise unless every output can be written: to a folder that is there, over nothing (or with --force), and not over
-    an input or another output.
+    an input or another output. What killed commands left beside them, half-written, is deleted.
 
     Args:
         going_on: more outputs, which may be there already: a run goes on with them.
@@ -42,6 +42,8 @@ def claim(
                 raise there_already(path)
             if not os.access(place.parent, os.W_OK):
                 raise _no_folder(place, "may not be written to")
+    for place in taken:
+        sweep(place)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from undrift.cli._flags import takes
 from undrift.cli._images import DATA_SETS, Root, data_set
 from undrift.cli._labels import tree
 from undrift.cli._model import ModelFlags, given_preprocess
-from undrift.cli._places import Force, beside, claim
+from undrift.cli._places import Force, alone, beside, claim
 from undrift.cli._session import Session, command
 from undrift.train import TrainOptions, train_preset
 
@@ -61,25 +61,26 @@ def run(
         raise OptionError(f"there is no network {chosen.network!r}; the zoo has {', '.join(zoo.names())}. Choose one.")
     preprocess = given_preprocess(ModelFlags(resize=resize, crop=crop), zoo.preprocess(chosen.network))
     checkpoint = beside(out, ".checkpoint.pt")
-    going_on = resume and checkpoint.exists()
-    claim((out, beside(out, ".png")), force or going_on, (trunk, Path(images)))
-    named = None if Path(images).exists() else data_set(images, root, train=True)
-    domain = tree(images, preprocess) if named is None else named.prepared(preprocess)
-    try:
-        trained = train_source(
-            domain,
-            out,
-            chosen,
-            trunk=trunk,
-            device=device,
-            resume=resume,
-            overwrite=force,
-            progress=not session.quiet,
-        )
-    except KeyboardInterrupt:
-        if checkpoint.exists():
-            session.kept = f"{checkpoint} holds a state of the run; the same command goes on from there."
-        raise
+    with alone(out):  # before a checkpoint is looked for: another may be about to write it, or to remove it
+        going_on = resume and checkpoint.exists()
+        claim((out, beside(out, ".png")), force or going_on, (trunk, Path(images)))
+        named = None if Path(images).exists() else data_set(images, root, train=True)
+        domain = tree(images, preprocess) if named is None else named.prepared(preprocess)
+        try:
+            trained = train_source(
+                domain,
+                out,
+                chosen,
+                trunk=trunk,
+                device=device,
+                resume=resume,
+                overwrite=force,
+                progress=not session.quiet,
+            )
+        except KeyboardInterrupt:
+            if checkpoint.exists():
+                session.kept = f"{checkpoint} holds a state of the run; the same command goes on from there."
+            raise
     session.kept = f"{out} was written whole."
     accuracy = "no validation" if trained.accuracy is None else f"{trained.accuracy:.2%} on validation images"
     session.say(f"{chosen.network} on {domain.name}: {accuracy}, epoch {trained.epoch}, {trained.seconds:.0f} s")
