@@ -4,7 +4,7 @@ Nothing of Python happens in a replay, inputs and outputs lie where they lay, an
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -63,8 +63,10 @@ class Tape(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         """Do it again, results written to where they were; nobody is told that a tensor has changed."""
-        given = (t for _, args, kwargs, _ in self.operators for t in tree_leaves((args, kwargs)))
-        with torch.autograd._unsafe_preserve_version_counter(tuple(t for t in given if isinstance(t, Tensor))):
+        given = [t for _, args, kwargs, _ in self.operators for t in tree_leaves((args, kwargs))]
+        with ExitStack() as kept_versions:  # one tensor each: PyTorch 2.6 takes no more
+            for tensor in {id(t): t for t in given if isinstance(t, Tensor)}.values():
+                kept_versions.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
             for func, args, kwargs, kept in self.operators:
                 found = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
                 for mine, value in zip(kept, found[: len(kept)], strict=True):

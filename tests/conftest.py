@@ -1,8 +1,14 @@
 """What every test starts from: one seed, one thread (the suite runs on two cores)."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
+
+# Without a GPU Triton's kernels run in its interpreter. Triton reads this when it is imported, which the compiler does.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("undrift", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("undrift")

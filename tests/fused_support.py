@@ -2,13 +2,26 @@
 
 import importlib.util
 
+import numpy as np
 import pytest
 import torch
+from numpy.lib import NumpyVersion
 from torch import Tensor
 
 from undrift.fused import folded, launch, layer, plain, tiles
+from undrift.fused.calls import triton_version
 
-triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+def _cannot() -> str:
+    """Return why Triton's kernels cannot run here, or ""."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not torch.cuda.is_available() and NumpyVersion(np.__version__) >= "2.4.0" and triton_version() < (3, 7):
+        return "the interpreter of Triton before 3.7 needs numpy before 2.4"
+    return ""
+
+
+triton = pytest.mark.skipif(bool(_cannot()), reason=_cannot())
 # Triton's interpreter, of numpy.
 numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
@@ -59,10 +72,7 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
         monkeypatch.setattr(tiles, "_PAIRS", 64)
         monkeypatch.setattr(launch, "ADDING", 1)
         monkeypatch.setattr(launch, "SUMMING", 1)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return torch.device("cpu")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def in_orders(y: Tensor) -> list[Tensor]:

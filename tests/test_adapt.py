@@ -53,7 +53,7 @@ def test_a_collapse_is_said_loudly() -> None:
 
     model = undrift.perturb(source(), adapt_lr=1.0, kl_weight=0.0, momentum=0.5)
     with pytest.warns(undrift.UndriftWarning, match="COLLAPSED") as caught:
-        history = adapt(model, domain(128, 2, shifted=True)[0], always_the_first, epochs=4)
+        history = adapt(model, domain(128, 2, shifted=True)[0], always_the_first, epochs=12)
     assert caught[0].filename == __file__
     assert history.verdict is not None
     assert history.verdict.collapsed

@@ -3,7 +3,6 @@
 Keys are integers: they are the same, or noise is other noise.
 """
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -11,13 +10,11 @@ import torch
 from torch import Tensor
 
 import undrift
+from fused_support import numpys, triton
 from support import convnet, images
 from undrift.fused import dispatch, launch
 from undrift.key import keys_of
 
-triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-# Triton's interpreter, of numpy.
-numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 ENDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF)
 
 
@@ -25,10 +22,7 @@ ENDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF)
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Return the GPU where there is one, else a CPU for Triton's interpreter."""
     monkeypatch.setattr(launch, "_keys", {})
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return torch.device("cpu")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def states(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

@@ -249,6 +249,7 @@ def test_a_checkpoint_that_cannot_be_replayed_is_an_error() -> None:
         model(images()).sum().backward()
 
 
+@pytest.mark.skipif(replay._hooks is None, reason="this PyTorch does not tell of hooks: all parts draw tickets")
 def test_a_reentrant_part_that_turns_gradients_on_is_an_error() -> None:
     """It looks as if nothing could run again; a number drawn by another layer must not pass for its own."""
 

@@ -121,7 +121,8 @@ def test_only_the_broken_channel_stays_where_it_was(layer: nn.Module, size: tupl
     x[0, 1, 0, 0] = poison
     model(x)
     for name in ("running_mean", "running_var"):
-        stays = layer.state_dict()[name] == before[name]
+        # Not ==: in PyTorch 2.6 a pass of an instance norm in eval mode rounds its averages anew.
+        stays = layer.state_dict()[name].isclose(before[name])
         assert stays.tolist() == [False, True, False]
     model.remove()
 

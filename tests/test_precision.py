@@ -49,7 +49,8 @@ for (how, dtype), estimator in itertools.product(cases, ["local", "drawn"]):
 
 
 def test_half_precision() -> None:
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": str(Path(__file__).parent)}
+    places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": places}
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr[-2000:]

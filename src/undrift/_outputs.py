@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from undrift._errors import OutputError
+from undrift.fused.plain import wide
 
 _NEEDED = "undrift needs a classifier's logits, batch × classes, one class an image"
 
@@ -47,7 +47,7 @@ def logits(output: Any) -> Tensor:
             f"the network returned a tensor of shape {tuple(found.shape)}{_what(found)}; {_NEEDED} (at least two). "
             + (_HINTS.get(found.ndim) or "Pool the map to one row an image, or adapt a classifier.")
         )
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    return found.to(wide(found.dtype))
 
 
 _HINTS = {

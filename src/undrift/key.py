@@ -7,6 +7,7 @@ runs a second time.
 """
 
 import itertools
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -132,7 +133,9 @@ class Key(nn.Module):
             from undrift import _keys_operator
 
             self.step.add_(1)
-            self.traced = count_traced(self.ident) == 0
+            # index: PyTorch 2.6 makes a symbol of a module's number that differs from one network to the next, and what
+            # is run while tracing takes no symbol.
+            self.traced = count_traced(operator.index(self.ident)) == 0
             # Without noise no keys: an exported mean network is PyTorch's operators alone.
             self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights) if self.noisy else None
             self.stale = True
@@ -241,7 +244,7 @@ class Key(nn.Module):
         if self._in_graph():
             # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. No
             # branch on the count: the compiler may trace a part twice, and wants to see the same.
-            return key + _wrap(count_traced(self.ident, number) * GOLDEN)
+            return key + _wrap(count_traced(operator.index(self.ident), operator.index(number)) * GOLDEN)
         return self._counted(key, number)
 
     def _used(self, now: Tensor, number: int) -> Tensor:

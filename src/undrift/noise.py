@@ -11,7 +11,7 @@ from undrift import layers
 from undrift._errors import UndriftError
 from undrift.fused import add_noise, normal, quick, square_sum
 from undrift.fused.layer import noisy, plan_of
-from undrift.fused.plain import by_channel, safe_sqrt, spread
+from undrift.fused.plain import by_channel, safe_sqrt, spread, wide
 from undrift.fused.tiles import dense
 from undrift.key import Key, rank
 from undrift.options import Energy, Options, Sharing
@@ -156,7 +156,7 @@ class Noise(nn.Module):
         x, _ = self._input(layer, args, kwargs, output)
         with without_autocast(x.device):
             delta = self.draw(layer, layers.effective_shape(layer), key)
-            full = x.to(torch.promote_types(x.dtype, torch.float32))
+            full = x.to(wide(x.dtype))
             noise = layers.apply(layer, full, delta.to(full.dtype), output.shape)
         return output + noise.to(output.dtype)
 
@@ -221,13 +221,13 @@ def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> 
     """
     if energy == "centred":
         x = centred(layer, x)
-    square = x.to(torch.promote_types(x.dtype, torch.float32)).square()
+    square = x.to(wide(x.dtype)).square()
     return square + offset if energy == "offset" else square
 
 
 def centred(layer: nn.Module, x: Tensor) -> Tensor:
     """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.to(wide(x.dtype))
     positions = tuple(range(1, x.ndim - 1)) if isinstance(layer, nn.Linear) else tuple(range(2, x.ndim))
     return x - x.mean(dim=positions, keepdim=True) if positions else x
 

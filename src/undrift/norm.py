@@ -12,6 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from undrift._errors import UndriftError, UndriftWarning
 from undrift._swap import Swapped
 from undrift._tracking import Tracking, can_track
+from undrift.fused.plain import wide
 from undrift.key import Key
 from undrift.options import Options, Statistics
 
@@ -139,7 +140,9 @@ class Norm(Swapped):
             # An inference tensor could not take part in a later training step.
             with torch.inference_mode(False):
                 mean, var, count = mean.clone(), var.clone(), None if count is None else count.clone()
-        moved = {"running_mean": mean, "running_var": var} | ({} if count is None else {"num_batches_tracked": count})
+        moved = {"running_mean": mean, "running_var": var}
+        if count is not None:  # not `|`: the compiler of PyTorch 2.6 cannot join dictionaries
+            moved["num_batches_tracked"] = count
         captured = capturing(x)
         if not torch.compiler.is_compiling():
             self.noisy = self.noisy or self.key.noisy
@@ -158,7 +161,7 @@ class Norm(Swapped):
         old_var: Tensor = layer.running_var
         if x.numel() // x.shape[1] == 1:
             return old_mean, old_var, None  # one value has no variance
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = x.to(wide(x.dtype))
         positions = tuple(range(2, x.ndim))
         # One pass over the input, and few launches: a network has many such layers.
         if isinstance(layer, _InstanceNorm):

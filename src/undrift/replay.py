@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from undrift._errors import UndriftError
 
@@ -90,11 +91,18 @@ _own = threading.local()
 
 
 def _ticket() -> int:
-    """Return a number from torch's global generator."""
+    """Return a number from torch's global generator, in the CPU's memory whatever the default device is."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return _drawn()
+    with _disable_current_modes():  # a number for Python: a fake one has no value, and a recording has no use for it
+        return _drawn()
+
+
+def _drawn() -> int:
     slot: Tensor | None = getattr(_own, "slot", None)
     if slot is None:
         with torch.inference_mode(False):
-            slot = _own.slot = torch.empty((), dtype=torch.int64)
+            slot = _own.slot = torch.empty((), dtype=torch.int64, device="cpu")
     return int(slot.random_().item())
 
 

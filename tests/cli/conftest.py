@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from undrift.cli import main
 
+# Warnings are errors, but for one of PyTorch 2.6: it leaves a temporary folder of its own to Python's exit.
+STRICT = ("-W", "error", "-W", "ignore:Implicitly cleaning up:ResourceWarning")
 NAMES = ("red", "green", "blue")
 MODULE = '''
 import time
@@ -162,7 +164,7 @@ def start(work: Path, *words: str | Path) -> "subprocess.Popen[str]":
     """Start a command as the shell would."""
     code = "import sys; from undrift.cli import main; sys.exit(main())"
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *map(str, words)],
+        [sys.executable, *STRICT, "-c", code, *map(str, words)],
         cwd=work,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ import pytest
 
 from undrift.cli import main
 
-from .conftest import MODEL, Run
+from .conftest import MODEL, STRICT, Run
 
 WRITING = (
     (
@@ -103,7 +103,7 @@ def test_a_terminal_that_is_closed_costs_no_file(work: Path, words: tuple[str, .
     ours, theirs = os.openpty()
     code = "import sys; from undrift.cli import main; sys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code, *words],
+        [sys.executable, *STRICT, "-c", code, *words],
         cwd=work,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"},
         stdin=subprocess.DEVNULL,
@@ -125,7 +125,7 @@ def shell(work: Path, *words: str) -> "subprocess.CompletedProcess[bytes]":
     code = "import sys; from undrift.cli import main; sys.exit(main())"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "latin-1"}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *words], cwd=work, env=environment, capture_output=True, check=False
+        [sys.executable, *STRICT, "-c", code, *words], cwd=work, env=environment, capture_output=True, check=False
     )
 
 

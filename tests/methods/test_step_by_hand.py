@@ -59,7 +59,8 @@ class ByHand:
             of_weights = every_weight or weight.ndim == 2
             start = (0.01 * self.prior(name)).expand_as(weight) if of_weights else 0.01 * self.prior(name).flatten()
             self.log_var[name] = start.detach().log().clone().requires_grad_()
-        self.optimiser = torch.optim.Adam([*trained(self.net), *self.log_var.values()], lr=5e-4)
+        rate = 1e-4 if every_weight else 5e-4
+        self.optimiser = torch.optim.Adam([*trained(self.net), *self.log_var.values()], lr=rate)
 
     def prior(self, name: str) -> Tensor:
         weight = self.source.get_submodule(name).weight.detach()

@@ -11,9 +11,17 @@ from torch import Tensor
 from undrift.fused.epsilon import normal
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return float32, or the dtype itself where it holds more.
+
+    `torch.promote_types` is an operator: PyTorch 2.6 writes it into an exported program, and cannot read it back.
+    """
+    return dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
+
+
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.to(wide(x.dtype))
     if last:
         return x.square().sum(-1, keepdim=True)
     if groups == 1:
@@ -25,13 +33,12 @@ def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> Tensor:
     """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
-    dtype = torch.promote_types(y.dtype, plane.dtype)
     std = by_channel((0.5 * log_var).exp().to(plane.dtype), y.shape, last) * spread(
         safe_sqrt(plane), y.shape, groups, last
     )
     noise = std * drawn(key, y.shape, first_row, last).to(plane.dtype)
     # Noise in float32, cast last: autocast must not turn its outputs into float32.
-    return (y.to(dtype) + noise.to(dtype)).to(y.dtype)
+    return (y + noise).to(y.dtype)
 
 
 def noise_gradients(
