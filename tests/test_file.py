@@ -193,3 +193,8 @@ def test_zero_noise_is_kept(tmp_path: Path) -> None:
     resaved(net, tmp_path / "z.safetensors", init_fraction=0.0)
     assert all(s.l1 == 0 and s.relative == (0, 0, 0) for s in inspect(tmp_path / "z.safetensors").sigmas)
     assert torch.isneginf(load(net, tmp_path / "z.safetensors").noises()[0].log_var).all()
+
+
+def test_class_names_with_a_comma_are_quoted(tmp_path: Path) -> None:
+    save(undrift.perturb(convnet(), classes=("cat, the", "dog", "ö", " x")), tmp_path / "b.safetensors")
+    assert "classes         'cat, the', dog, ö, ' x'\n" in str(inspect(tmp_path / "b.safetensors"))

@@ -1,5 +1,6 @@
 """A file that does not fit or is damaged is refused, and never leaves a network half changed."""
 
+import copy
 import json
 import pickle
 import struct
@@ -53,6 +54,28 @@ def test_another_network_is_refused_by_name(saved: tuple[nn.Module, Path]) -> No
     match = r"(?s)different source model \(fingerprint .{8}…, this model is .{8}….*convnet-clinic-A.*undrift adapt"
     refused(convnet(), path, undrift.PerturbationMismatch, match)
     refused(nn.Linear(3, 4), path, undrift.PerturbationMismatch, match)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_in_another_precision_is_told_when_to_cast(
+    saved: tuple[nn.Module, Path], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    net, path = saved
+    assert load(net, path).remove() is net
+    half = copy.deepcopy(net).to(dtype)
+    match = rf"different source model.*convnet-clinic-A.*weights are in {dtype};.*load first, cast after"
+    refused(half, path, undrift.PerturbationMismatch, match)
+    save(undrift.perturb(half), tmp_path / "half.safetensors")
+    match = rf"different source model.*fits this network in {dtype}: cast first, net\.to\({dtype}\), and load after"
+    refused(net, tmp_path / "half.safetensors", undrift.PerturbationMismatch, match)
+    load(copy.deepcopy(net).to(dtype), tmp_path / "half.safetensors")
+
+
+@pytest.mark.parametrize("path", [5, None, b"b.safetensors"])
+def test_a_path_that_is_none_gets_three_facts(path: object) -> None:
+    for ask in (lambda: save(undrift.perturb(convnet()), path), lambda: load(convnet(), path)):  # type: ignore[arg-type]
+        with pytest.raises(undrift.OptionError, match=r"the path of the domain file is .*needed: text.*Give its name"):
+            ask()
 
 
 @pytest.mark.parametrize(

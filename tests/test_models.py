@@ -227,6 +227,29 @@ def test_huggingface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == {"use_safetensors": True}
 
 
+def test_huggingface_without_an_image_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = net()
+    made.config = SimpleNamespace(id2label={})
+
+    def missing(name: str) -> Any:
+        raise OSError(f"Can't load image processor for {name!r}")
+
+    pretend(
+        monkeypatch,
+        "transformers",
+        AutoModelForImageClassification=SimpleNamespace(from_pretrained=lambda name, use_safetensors: made),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=missing),
+    )
+    found = load_model(f"hf:{tmp_path}")
+    assert (found.network, found.preprocess) == (made, None)
+    facts = r"image processor of hf:.*could not be made.*needed: its preprocessor_config\.json.*--preprocess none"
+    with pytest.raises(DataError, match=facts):
+        load_model("hf:google/vit")  # not a folder: it may only not have been downloaded
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(DataError, match=facts):
+        load_model(f"hf:{tmp_path}")
+
+
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, package in (("timm", "timm"), ("torchvision", "torchvision"), ("hf", "transformers")):
         monkeypatch.setitem(sys.modules, package, None)

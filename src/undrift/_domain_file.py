@@ -108,12 +108,17 @@ class DomainFile:
                 f"source network  {self.source or 'not named'} (fingerprint {short(self.fingerprint)})",
                 f"options         {', '.join(chosen) or 'the defaults'}",
                 f"preprocessing   {self.preprocess or 'not given'}",
-                f"classes         {', '.join(self.classes) if self.classes else 'not given'}",
+                f"classes         {', '.join(map(_quoted, self.classes)) if self.classes else 'not given'}",
                 lines[0],
                 "─" * len(lines[0]),
                 *lines[1:],
             ]
         )
+
+
+def _quoted(name: str) -> str:
+    """Return a class name as it stands in a list: quoted where it would look like two, or like none."""
+    return repr(name) if "," in name or name != name.strip() or not name.isprintable() else name
 
 
 def short(fingerprint: str) -> str:

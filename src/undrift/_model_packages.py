@@ -8,6 +8,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,8 @@ from undrift.data.preprocess import Preprocess
 Found = tuple[nn.Module, Preprocess | None, tuple[str, ...] | None]
 
 PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
+PROCESSOR = "preprocessor_config.json"
+"""The file in which Hugging Face keeps what a network's images must look like."""
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, which Hugging Face writes down."""
 
@@ -49,19 +52,34 @@ def huggingface(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found
     """Return an image classifier of Hugging Face, from a name or a folder."""
     package = _package("hf")
 
-    def make() -> tuple[nn.Module, Any]:
+    def make() -> Any:
         auto = package.AutoModelForImageClassification
-        processor = package.AutoImageProcessor.from_pretrained(name)
         if pretrained:
-            return auto.from_pretrained(name, use_safetensors=True, **arguments), processor
-        return auto.from_config(package.AutoConfig.from_pretrained(name, **arguments)), processor
+            return auto.from_pretrained(name, use_safetensors=True, **arguments)
+        return auto.from_config(package.AutoConfig.from_pretrained(name, **arguments))
 
-    network, processor = _made(f"hf:{name}", make)
+    network = _made(f"hf:{name}", make)
+    config = _processor(package, name)
     labels = getattr(network.config, "id2label", None) or {}
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
     # Names that nobody gave (LABEL_0, LABEL_1, …) say less than numbers do.
     known = names if names and not all(n.startswith("LABEL_") for n in names) else None
-    return network, understood(of_huggingface, processor.to_dict()), known
+    return network, None if config is None else understood(of_huggingface, config), known
+
+
+def _processor(package: Any, name: str) -> Mapping[str, Any] | None:
+    """Return the configuration of a network's image processor; None where its folder has none: nobody said."""
+    try:
+        found: Mapping[str, Any] = package.AutoImageProcessor.from_pretrained(name).to_dict()
+        return found
+    except Exception as error:
+        if isinstance(error, OSError) and Path(name).is_dir() and not Path(name, PROCESSOR).exists():
+            return None
+        raise DataError(
+            f"the image processor of hf:{name} could not be made ({type(error).__name__}: {error}); needed: its "
+            f"{PROCESSOR}, which says what its images must look like. Get it; or download the network into a folder "
+            "without it, name that, and say it yourself: --preprocess none, or --mean, --std, --resize, --crop."
+        ) from error
 
 
 def understood(read: Callable[[Any], Preprocess], config: Any) -> Preprocess | None:

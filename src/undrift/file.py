@@ -15,7 +15,7 @@ from undrift._atomic import check, write_bytes
 from undrift._domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
 from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftError, UndriftWarning
 from undrift._packing import VERSION, pack, written_by
-from undrift.fingerprint import fingerprint
+from undrift.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.perturb import Perturbed, _refuse_second, perturb
 from undrift.select import plain_name
 from undrift.zoo._gsfda import Masks, attach_masks, attached_masks
@@ -40,7 +40,7 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.Pat
 
     Raises:
         DataError: the adapted state holds NaN, or the file cannot be written.
-        OptionError: the source's name is no text, or a class name is none that a file can hold.
+        OptionError: the path or the source's name is no text, or a class name is none that a file can hold.
 
     Examples:
         >>> import tempfile
@@ -56,6 +56,7 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.Pat
         )
     if model._removed:
         raise UndriftError("this perturbation was removed; what it learned is no longer in use. Save before remove().")
+    _check_path(path)
     check(path)
     header = _header(model, source)
     tensors: dict[str, Tensor] = {}
@@ -97,6 +98,7 @@ def load(
     Raises:
         PerturbationMismatch: the file was learned on another network.
         DataError: the file is missing, damaged, of another format, or no domain file at all.
+        OptionError: the path is no text.
 
     Examples:
         >>> import tempfile
@@ -113,6 +115,7 @@ def load(
         raise UndriftError(
             f"got a {type(net).__name__}; undrift.load needs a torch.nn.Module. Give it the source network."
         )
+    _check_path(path)
     _refuse_second(net)
     file = inspect(path)
     _check_source(net, file)
@@ -186,6 +189,14 @@ def _attach_masks(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
             attach_masks(model, features, Masks(embedding.shape[1]))
 
 
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(
+            f"the path of the domain file is {path!r}, a {type(path).__name__}; needed: text, or a pathlib.Path. Give "
+            "its name, such as 'clinic-b.safetensors'."
+        )
+
+
 def _header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str, str]:
     relative = {s.layer: [float(f"{v:.4g}") for v in s.relative] for s in sigmas(model)}
     values = {
@@ -222,12 +233,19 @@ def _readable(source: object) -> str:
 
 def _check_source(net: nn.Module, file: DomainFile) -> None:
     own = fingerprint(net)
-    if own != file.fingerprint:
-        named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"
-        raise PerturbationMismatch(
-            f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "
-            f"model is {short(own)}). Load {named}, or run `undrift adapt` again."
-        )
+    if own == file.fingerprint:
+        return
+    named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"
+    remedy = f"Load {named}, or run `undrift adapt` again."
+    if (cast := precision_of(net, file.fingerprint)) is not None:
+        remedy = f"It fits this network in {cast}: cast first, net.to({cast}), and load after."
+    elif half := next((t.dtype for t in source_tensors(net).values() if t.dtype in HALF), None):
+        # What they were before they were rounded cannot be known: it may be the right network all the same.
+        remedy += f" These weights are in {half}; if they were cast to it, which rounds them: load first, cast after."
+    raise PerturbationMismatch(
+        f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "
+        f"model is {short(own)}). {remedy}"
+    )
 
 
 def _some(names: list[str], what: str) -> str:

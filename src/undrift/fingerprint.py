@@ -13,6 +13,9 @@ from undrift.select import plain_name
 # it, and many checkpoints leave it out) and the power iteration of a spectral norm.
 _RESTLESS = ("num_batches_tracked", "weight.0._u", "weight.0._v", "weight_u", "weight_v")
 
+HALF = (torch.bfloat16, torch.float16)
+"""Precisions that round the weights of a float32 network."""
+
 
 def fingerprint(net: nn.Module) -> str:
     """Return a hash of the source weights: SHA-256 over names, shapes and values as float32, 64 hex digits.
@@ -29,13 +32,24 @@ def fingerprint(net: nn.Module) -> str:
     if isinstance(net, Perturbed):
         with net.off() as source:
             return fingerprint(source)
+    return _digest(net)
+
+
+def precision_of(net: nn.Module, wanted: str) -> torch.dtype | None:
+    """Return the half precision in which the network would have this fingerprint; None where it has it in neither."""
+    return next((dtype for dtype in HALF if _digest(net, dtype) == wanted), None)
+
+
+def _digest(net: nn.Module, rounded: torch.dtype | None = None) -> str:
+    """Return the hash of the weights, as a cast to another precision would leave them where one is given."""
     digest = hashlib.sha256()
     parameters = {plain_name(name) for name, _ in net.named_parameters()}
     for name, tensor in sorted(source_tensors(net).items()):
         # A weight norm's weight_v is a parameter, and part of what the network is.
         if name in parameters or not name.endswith(_RESTLESS):
             digest.update(f"{name}{list(tensor.shape)}\n".encode())
-            digest.update(_values(name, tensor))
+            cast = tensor if rounded is None or not tensor.is_floating_point() else tensor.to(rounded)
+            digest.update(_values(name, cast))
     return digest.hexdigest()
 
 

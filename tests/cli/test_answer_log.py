@@ -136,3 +136,25 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         AnswerLog(tmp_path / "a.csv", None).open_new(replace=False)
     assert (tmp_path / "a.csv").read_bytes() == before
     log.close()
+
+
+def test_answers_that_come_before_the_lock_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"path,label")
+    opened = AnswerLog._open
+
+    def slow(self: AnswerLog, mode: str) -> None:
+        if mode == "r+b":
+            other.add(ROWS)  # another process, between the look at the file and the lock
+            other.close()
+        opened(self, mode)
+
+    other = AnswerLog(path, None)
+    other.open_new(replace=False)
+    other.start()
+    monkeypatch.setattr(AnswerLog, "_open", slow)
+    log = AnswerLog(path, None)
+    with pytest.raises(DataError, match="is there already"):
+        log.open_new(replace=False)
+    log.close()
+    assert path.read_bytes().count(b"\n") == 10

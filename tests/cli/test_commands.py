@@ -127,6 +127,7 @@ def test_damaged_images_are_skipped_counted_and_named(run: Run, work: Path) -> N
     assert (found["answered"], len(found["skipped"])) == (28, 2)
     assert any("00.png" in name for name in found["skipped"])
     assert any("2 of 30 images" in text for text in found["warnings"])
+    assert "With --json they are all named, as `skipped`." in run("predict", "target", *MODEL).err
     found = run("adapt", "target", *MODEL, "--out", "b.safetensors", "--epochs", "1", "--json").json
     assert (found["images"], len(found["skipped"])) == (28, 2)
     found = run("evaluate", "--target", "target", *MODEL, "--json").json

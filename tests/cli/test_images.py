@@ -21,6 +21,7 @@ def test_a_stream_goes_on_where_all_that_is_left_is_broken(run: Run, monkeypatch
     broken = sorted(Path("target").rglob("*.png"))[10:]
     for path in broken:
         path.write_bytes(b"no image")
+        os.utime(path, (0, 0))  # long ago: nobody is writing it any more
     assert run(*STREAM, "--answers", "whole.csv").code == 0
 
     following, batches = Stream.__next__, []
@@ -80,3 +81,41 @@ def test_a_killed_decoding_process_is_said_in_json(work: Path, monkeypatch: pyte
     assert found["error"] == "DataError"
     assert "was lost to SIGKILL; needed: memory" in found["message"]
     assert "UNDRIFT_WORKERS" in found["message"]
+
+
+def test_an_image_that_is_still_being_written_is_left_for_the_next_run(run: Run) -> None:
+    files = sorted(Path("target").rglob("*.png"))
+    late, whole = files[-2:], [path.read_bytes() for path in files[-2:]]
+    half, lost = files[3], files[-3]
+    for path in (half, lost, *late):
+        path.write_bytes(path.read_bytes()[:40])
+    os.utime(lost, (0, 0))
+    words = (*STREAM, "--answers", "a.csv", "--state", "a.state", "--json")
+    found = run(*words)
+    assert found.code == 0, found.err
+    assert found.json["unfinished"] == [str(path) for path in late]
+    said = f"left for the next run, as it was just written to and cannot be read yet: {late[0]} and 1 after it"
+    assert said in found.err
+    # In the middle of the others it cannot wait, and what nobody writes any more is damaged.
+    assert sorted(found.json["skipped"]) == [str(half), str(lost)]
+    assert Path("a.csv").read_text().count("\n") == 27
+    late[0].write_bytes(whole[0])
+    found = run(*words)
+    assert "after 28 of 30 images" in found.err
+    assert (found.json["unfinished"], len(found.json["skipped"])) == ([str(late[1])], 2)
+    late[1].write_bytes(whole[1])
+    os.utime(late[1], (0, 0))
+    found = run(*words)
+    assert (found.json["unfinished"], sorted(found.json["skipped"])) == ([], [str(half), str(lost)])
+    assert [line.split(",")[0] for line in Path("a.csv").read_text().splitlines()[-2:]] == [str(path) for path in late]
+
+
+def test_an_unreadable_image_is_damaged_where_it_cannot_wait(run: Run) -> None:
+    last = sorted(Path("target").rglob("*.png"))[-1]
+    last.write_bytes(b"no image")
+    found = run(*STREAM, "--answers", "a.csv", "--json").json  # no state: no next run
+    assert (found["unfinished"], list(found["skipped"])) == ([], [str(last)])
+    ahead = time.time() + 10**6
+    os.utime(last, (ahead, ahead))
+    found = run(*STREAM, "--answers", "b.csv", "--state", "b.state", "--json").json
+    assert (found["unfinished"], list(found["skipped"])) == ([], [str(last)])

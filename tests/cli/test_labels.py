@@ -1,8 +1,11 @@
 """Which output a folder is, by its name or its number; and what a data set by name gets of the preprocessing."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -128,3 +131,19 @@ def test_a_resize_on_the_command_line_is_done_all_the_same(
 
     monkeypatch.setattr(FileDomain, "prepared", prepared)
     assert "resized to 256, cropped to 224" in run(*words, *MODEL, "--resize", "256", "--crop", "224").err
+
+
+@pytest.mark.parametrize(
+    ("labels", "facts"),
+    [
+        (np.zeros(30, np.float32), r"holds float32 of shape \(30,\); needed: integers.*reshape\(-1\)\.astype\(int\)"),
+        (np.array(["red"] * 30), r"holds text of shape \(30,\); needed: integers.*place in the network's class names"),
+        (np.zeros((30, 3)), r"holds float64 of shape \(30, 3\); needed: integers.*labels\.argmax\(1\)"),
+        (np.zeros((30, 1), np.int64), r"holds int64 of shape \(30, 1\); needed: integers of shape \(N,\).*reshape"),
+    ],
+)
+def test_labels_of_another_kind_are_told_how_to_become_numbers(run: Run, labels: Any, facts: str) -> None:
+    np.save("other.npy", labels)
+    found = run("evaluate", "--target", "target.npy", "--labels", "other.npy", *MODEL)
+    assert (found.code, "Copy it again" in found.err) == (1, False)
+    assert re.search(facts, found.err), found.err

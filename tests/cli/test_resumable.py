@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from undrift.cli._answers import rows_of
+from undrift.cli._answers import COLUMNS, csv_lines, rows_of
 
 from .conftest import MODEL, Run, leftovers, start, write_tree
 from .test_interrupted import SLOW, STREAM, stop, wait_for_calls
@@ -268,3 +269,37 @@ def test_two_runs_do_not_share_a_checkpoint(run: Run, work: Path) -> None:
     assert (found.code, "another process is writing c.run" in found.err) == (1, True), found.err
     assert stop(process, signal.SIGTERM)[0] == 143
     assert leftovers(work) == []
+
+
+@pytest.mark.parametrize("words", [(), ("--state", "s.state")])
+@pytest.mark.parametrize("left", [0, 7, len(csv_lines([COLUMNS]))])
+def test_columns_without_an_answer_are_nobodys_work(run: Run, words: tuple[str, ...], left: int) -> None:
+    command = ("stream", "target", *MODEL, "--answers", "s.csv", "--batch-size", "15", *words)
+    Path("s.csv").write_bytes(csv_lines([COLUMNS])[:left])
+    Path("o.safetensors").write_bytes(b"mine")
+    found = run(*command, *OUT)
+    assert (found.code, "o.safetensors is there already" in found.err) == (1, True), found.err
+    assert Path("s.csv").read_bytes() == csv_lines([COLUMNS])[:left]
+    found = run(*command)
+    assert found.code == 0, found.err
+    assert Path("s.csv").read_bytes().count(b"\n") == 31
+
+
+@pytest.mark.parametrize("mine", [b"path,label,probability,entropy,mutual_information\n\n", b"path;", b"\n", b"Path"])
+def test_anything_beyond_the_columns_is_somebodys_work(run: Run, mine: bytes) -> None:
+    Path("s.csv").write_bytes(mine)
+    found = run(*STREAM, *MODEL)
+    assert (found.code, "s.csv is there already" in found.err) == (1, True), found.err
+    assert Path("s.csv").read_bytes() == mine
+
+
+def test_a_stream_killed_before_its_first_state_starts_again(run: Run, work: Path) -> None:
+    process = start(work, *STREAM, *SLOW)
+    end = time.monotonic() + 60
+    while not Path("s.csv").exists() and time.monotonic() < end:
+        time.sleep(0.0005)
+    process.kill()
+    process.communicate(timeout=60)
+    found = run(*STREAM, *MODEL)
+    assert found.code == 0, found.err
+    assert Path("s.csv").read_bytes().count(b"\n") == 31

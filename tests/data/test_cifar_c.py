@@ -68,7 +68,7 @@ def test_cut_pickled_and_wrong_files_are_refused(root):
     with pytest.raises(DataError, match=r"labels\.npy cannot be read"):
         data.cifar10_c(root, "fog")
     np.save(root / "labels.npy", np.zeros(20))
-    with pytest.raises(DataError, match=r"float64 of shape \(20,\); needed: whole numbers"):
+    with pytest.raises(DataError, match=r"float64 of shape \(20,\); needed: integers"):
         data.cifar10_c(root, "fog")
     np.save(root / "labels.npy", np.full(20, 10))
     with pytest.raises(DataError, match="labels from 10 to 10; needed: 0 to 9"):

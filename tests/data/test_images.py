@@ -252,3 +252,11 @@ def test_without_pillow_the_extra_is_named(tmp_path, picture, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(DataError, match=r"Pillow is not installed; .*undrift\[images\]"):
         data.images(tmp_path).hold()
+
+
+def test_an_exif_orientation_is_ignored_as_documented(tmp_path):
+    image, turned = Image.new("RGB", (6, 4)), Image.Exif()
+    turned[0x0112] = 6  # a viewer would turn it by a quarter
+    image.save(tmp_path / "a.jpg", exif=turned)
+    ((batch, _),) = data.images(tmp_path).named_batches(1)
+    assert batch.shape == (1, 3, 4, 6)

@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from undrift._atomic import check
 from undrift._errors import DataError
@@ -37,15 +37,31 @@ class AnswerLog:
         self._place = check(path)
         self._file: Any = None
 
+    @property
+    def without_answers(self) -> bool:
+        """Whether there is a file that holds no more than the names of the columns, or their beginning.
+
+        A stream that was killed before its first answer leaves that: nobody's work is lost with it.
+        """
+        if not self._place.is_file():  # to open a pipe would wait for ever
+            return False
+        try:
+            with self._place.open("rb") as file:
+                return _only_columns(file)
+        except OSError:
+            return False
+
     def open_new(self, replace: bool) -> None:
-        """Open a new file, or with `replace` also one that is there; it stays as it is until `start`."""
+        """Open a new file or one without answers, with `replace` any; it stays as it is until `start`."""
         try:
             self._open("x+b")
             self.created = True
         except FileExistsError as error:  # perhaps since the command began
-            if not replace:
+            if not replace and not self.without_answers:
                 raise there_already(self.path) from error
             self._open("r+b")
+            if not replace and not _only_columns(self._file):  # answers came before it was locked
+                raise there_already(self.path) from error
 
     def start(self) -> None:
         """Begin with the names of the columns, in place of what was there."""
@@ -144,3 +160,8 @@ class AnswerLog:
             f"{what} Those before are whole. Free some space, and start again with another name, or with --force, "
             "which deletes them. With --state a stream can go on."
         )
+
+
+def _only_columns(file: IO[bytes]) -> bool:
+    columns = csv_lines([COLUMNS])
+    return columns.startswith(file.read(len(columns) + 1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from undrift._atomic import writing
 from undrift._errors import OptionError, UndriftError
-from undrift.cli._model import class_name
+from undrift.cli._classes import class_name
 
 if TYPE_CHECKING:
     from undrift.prediction import Prediction

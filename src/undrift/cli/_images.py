@@ -1,5 +1,6 @@
 """The images a command works on: a folder, a tar, a list, an array, or a data set by its name."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from undrift._errors import DataError, OptionError
 from undrift.data import Batches, Domain, FileDomain, Preprocess, TensorDomain
+from undrift.data._sources import FileSource
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +20,8 @@ DATA_SETS = (
     "cifar10, cifar100, cifar10_c:CORRUPTION:SEVERITY, cifar100_c:…, imagenet, imagenet_c:…, pacs:DOMAIN, "
     "office31:DOMAIN, office_home:DOMAIN, digits:mnist, digits:optdigits"
 )
+SETTLED = 10.0
+"""Seconds without a change after which a file counts as written to its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +102,21 @@ class InOrder:
     Attributes:
         names: of the images in the last batch.
         position: images of the domain that are done with, those that could not be read among them.
+        unfinished: images at the end that could not be read, but may be once they are written to their end: a stream
+            that goes on begins with them.
     """
 
-    def __init__(self, domain: Domain, batch_size: int, position: int, device: "torch.device") -> None:
+    def __init__(
+        self, domain: Domain, batch_size: int, position: int, device: "torch.device", goes_on: bool = False
+    ) -> None:
         self.domain: Domain = domain.select(range(position, len(domain))) if position else domain
         self.names: list[str] = []
         self.position, self._start, self._size, self._device = position, position, batch_size, device
+        self.unfinished: list[str] = []
+        self._goes_on, self._begun = goes_on, time.time()
 
     def __iter__(self) -> "Iterator[torch.Tensor]":
-        domain, size = self.domain, self._size
+        domain, size, last = self.domain, self._size, -1
         if isinstance(domain, TensorDomain):
             batches = domain._batches(list, size, None, False)
         else:
@@ -114,13 +124,38 @@ class InOrder:
             batches = domain._batches(list, size, None, False, "cpu", None, self._start > 0)
         for images, places in batches:
             self.names = [name_of(domain, place) for place in places]
+            last = places[-1]
             # Batches begin at multiples of their size, whatever images in them could not be read.
-            self.position = self._start + min((places[-1] // size + 1) * size, len(domain))
+            end = (last // size + 1) * size
+            self.position = self._start + (end if end < len(domain) else self._finished(last + 1))
             yield images.to(self._device)
-        self.position = self._start + len(domain)
+        self.position = self._start + self._finished(max(last + 1, self.position - self._start))
 
     def __length_hint__(self) -> int:
         return -(-len(self.domain) // self._size)
+
+    def skipped(self) -> dict[str, str]:
+        """Return the images that could not be read, each with its reason, but for those that may be yet."""
+        return {name: why for name, why in skipped_of(self.domain).items() if name not in self.unfinished}
+
+    def _finished(self, least: int) -> int:
+        """Return how many images, `least` or more, are done with: all but the last ones that were just written to."""
+        count = len(self.domain)
+        while self._goes_on and count > least and self._just_written(count - 1):
+            count -= 1
+        self.unfinished = [name_of(self.domain, place) for place in range(count, len(self.domain))]
+        return count
+
+    def _just_written(self, place: int) -> bool:
+        source = None if isinstance(self.domain, TensorDomain) else self.domain.sources[place]
+        if not isinstance(source, FileSource):
+            return False
+        try:
+            changed = Path(source.path).stat().st_mtime
+        except OSError:
+            return False
+        # Since it was read, too; but a date far in the future would be left for the next run by every run.
+        return self._begun - SETTLED < changed < time.time() + SETTLED
 
 
 def name_of(domain: Domain, place: int) -> str:

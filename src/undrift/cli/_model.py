@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undrift._errors import DataError, OptionError, OutputError
+from undrift.cli._classes import choose_classes
 from undrift.cli._flags import flag
 from undrift.cli._session import Session
 
@@ -79,6 +80,7 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
         domain_file: the file whose preprocessing and class names go before the network's own.
     """
     from undrift._domain_file import inspect
+    from undrift._model_packages import PROCESSOR
     from undrift.cli._images import Reader
     from undrift.data.preprocess import RAW
     from undrift.models import load_model, parse_arguments
@@ -88,7 +90,6 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
     device = pick_device(flags.device)
     file = None if domain_file is None else inspect(domain_file)
     source = load_model(flags.model, flags.weights, parse_arguments(flags.model_args))
-    named = None if flags.classes is None else read_classes(Path(flags.classes))
     learned = None if file is None else file.preprocess
     known = learned or source.preprocess
     preprocess = given_preprocess(flags, known)
@@ -101,11 +102,16 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
                 "first). Answers may be wrong in ways no error shows."
             )
     elif known is None and preprocess == RAW and flags.preprocess is None:
+        folder = (flags.model or "").removeprefix("hf:")
+        bare = (flags.model or "").startswith("hf:") and not Path(folder, PROCESSOR).exists()
         session.warn(
-            f"nobody said what images {source.name} expects; they are scaled to [0, 1] and otherwise left alone. Say "
-            "it with --mean, --std, --resize, --crop, or that this is right with --preprocess none."
+            f"nobody said what images {source.name} expects{f' ({folder} has no {PROCESSOR})' if bare else ''}; they "
+            "are scaled to [0, 1] and otherwise left alone. Say it with --mean, --std, --resize, --crop, or that this "
+            "is right with --preprocess none."
         )
-    classes = named or (None if file is None else file.classes) or source.classes
+    given_names = None if flags.classes is None else Path(flags.classes)
+    learned_names, name = (None, "") if file is None else (file.classes, file.path.name)
+    classes = choose_classes(session, given_names, learned_names, source.classes, name)
     source.network.to(device)
     weights = None if flags.weights is None else Path(flags.weights)
     return Opened(source, Reader(root, preprocess, flags.resize is not None), classes, device, weights)
@@ -146,22 +152,6 @@ def given_preprocess(flags: ModelFlags, known: "Preprocess | None") -> "Preproce
     return replace(base, **changes)
 
 
-def read_classes(path: Path) -> tuple[str, ...]:
-    """Return the class names in a text file, one a line."""
-    try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); needed: a text file with the name "
-            "of one class a line. Check the path."
-        ) from error
-    if not names or len(set(names)) < len(names):
-        twice = next((n for n in names if names.count(n) > 1), None)
-        found = "is empty" if twice is None else f"names {twice!r} twice"
-        raise DataError(f"{path} {found}; needed: the name of one class a line, each once. Correct the file.")
-    return tuple(names)
-
-
 def try_out(opened: Opened, domain: "Domain") -> int:
     """Return the network's number of outputs, from one pass over the first images; what does not fit shows here."""
     import torch
@@ -175,11 +165,7 @@ def try_out(opened: Opened, domain: "Domain") -> int:
     try:
         outputs = predict(opened.source.network, images).probs.shape[1]
     except RuntimeError as error:
-        raise OutputError(
-            f"{opened.source.name} cannot take images of shape {tuple(images.shape[1:])} "
-            f"({str(error).splitlines()[0]}); needed: images as it was trained with. Say them: --resize, --crop, "
-            "--mean (one number for grey)."
-        ) from error
+        raise _unfit(opened.source, images, str(error).splitlines()[0]) from error
     if opened.classes is not None and len(opened.classes) != outputs:
         raise DataError(
             f"there are {len(opened.classes)} class names and {outputs} outputs of {opened.source.name}; needed: a "
@@ -188,11 +174,18 @@ def try_out(opened: Opened, domain: "Domain") -> int:
     return outputs
 
 
-def class_name(classes: tuple[str, ...] | None, label: int) -> str:
-    """Return what an answer is called: its class's name, or its number; nothing where there is no answer."""
-    if label < 0:
-        return ""
-    return str(label) if classes is None else classes[label]
+def _unfit(source: "SourceModel", images: "torch.Tensor", why: str) -> OutputError:
+    """Return three facts about a network that cannot take the images it was given."""
+    if re.search(r"\b(d?type|dtypes|types)\b", why):  # not their size: an advice on that would lead astray
+        kinds = sorted({str(t.dtype) for t in source.network.state_dict().values() if t.is_floating_point()})
+        return OutputError(
+            f"{source.name} cannot take images in {images.dtype} ({why}; its weights are in {', '.join(kinds)}); "
+            "needed: one precision all through the network. Convert it where it is made: network.float()."
+        )
+    return OutputError(
+        f"{source.name} cannot take images of shape {tuple(images.shape[1:])} ({why}); needed: images as it was "
+        "trained with. Say them: --resize, --crop, --mean (one number for grey)."
+    )
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

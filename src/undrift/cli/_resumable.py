@@ -51,11 +51,16 @@ class StreamFiles:
         self._identity: Mapping[str, Any] = {}
         self._names: Names | None = None
         self._written = False
+        self.new: tuple[Path | None, ...]
+        self.going_on: tuple[Path | None, ...]
         if state is not None and state.exists():
             self._found = _read(state)
         ours = isinstance(self._found, Saved) and self._found.out == self._out
-        self.new = (out, answers, state) if self._found is None else () if ours else (out,)
-        self.going_on = () if self._found is None else (state, answers, out) if ours else (state, answers)
+        if self._found is None:
+            begun = self.log.without_answers  # and killed before the first state
+            self.new, self.going_on = ((out, state), (answers,)) if begun else ((out, answers, state), ())
+        else:
+            self.new, self.going_on = ((), (state, answers, out)) if ours else ((out,), (state, answers))
 
     def find(self, identity: Mapping[str, Any], images: Domain) -> Saved | None:
         """Return where this very stream stood, or None where it is to start; raises where that would cost another's."""

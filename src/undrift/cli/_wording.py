@@ -4,6 +4,7 @@ ON_THE_SHELL = {
     "`help(undrift.Options)`": "`--help`",
     "`help(undrift.TrainOptions)`": "`--help`",
     "export(model, path, images=…)": "`undrift export … --images FOLDER`",
+    "`skipped` names them all.": "With --json they are all named, as `skipped`.",
     "samples=0 asks": "--samples 0 asks",
     "samples=1 or more": "--samples 1 or more",
     ", and write it again.": ", and run the same command again.",

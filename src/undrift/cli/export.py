@@ -57,11 +57,13 @@ def run(
 
 
 def _example(opened: Opened, path: str | None) -> Any:
-    """Return two images, or blank ones of the size that the preprocessing ends in."""
+    """Return two images, or blank ones of the size that the preprocessing ends in, as the network takes them."""
     import torch
 
+    from undrift._batches import to_device
+
     if path is not None:
-        return first_images(opened.reader.images(path), 2).to(opened.device)
+        return to_device(first_images(opened.reader.images(path), 2), opened.source.network)
     size = opened.preprocess.crop or opened.preprocess.resize
     if size is None or (isinstance(size, int) and opened.preprocess.crop is None):
         raise OptionError(
@@ -69,4 +71,4 @@ def _example(opened: Opened, path: str | None) -> Any:
             "image.png, or --crop SIZE."
         )
     height, width = (size, size) if isinstance(size, int) else size
-    return torch.zeros(2, opened.preprocess.channels, height, width, device=opened.device)
+    return to_device(torch.zeros(2, opened.preprocess.channels, height, width), opened.source.network)

@@ -8,7 +8,7 @@ import typer
 from undrift._errors import OptionError
 from undrift.cli._answers import check_threshold, rows_of
 from undrift.cli._flags import takes
-from undrift.cli._images import InOrder, Root, skipped_of
+from undrift.cli._images import InOrder, Root
 from undrift.cli._likelihood import LikelihoodFlags
 from undrift.cli._method import MethodName, Settings, choose
 from undrift.cli._model import ModelFlags
@@ -102,7 +102,8 @@ def run(
             "abstain_below": abstain_below,
         }
         saved = files.find(identity, pictures)
-        left = InOrder(pictures, batch_size, 0 if saved is None else saved.position, opened.device)
+        place = 0 if saved is None else saved.position
+        left = InOrder(pictures, batch_size, place, opened.device, goes_on=state is not None)
         going = stream(
             perturbed,
             left,
@@ -124,21 +125,27 @@ def run(
             with stopping_between_batches() as pressed:
                 for number, prediction in enumerate(going, 1):
                     files.log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
-                    files.note(left, going, before | skipped_of(left.domain), number % state_every == 0)
+                    files.note(left, going, before | left.skipped(), number % state_every == 0)
                     if pressed:
                         break
-                files.note(left, going, before | skipped_of(left.domain), write=True)
+                files.note(left, going, before | left.skipped(), write=True)
         finally:
             going.close()
         if out is not None:  # before the first line, as in adapt
             with going.answering() as answered:
                 save(answered, out, source=opened.source.name)
+    if left.unfinished:
+        session.note(
+            f"left for the next run, as it was just written to and cannot be read yet: {left.unfinished[0]}"
+            + (f" and {len(left.unfinished) - 1} after it" if len(left.unfinished) > 1 else "")
+        )
     session.say(str(going.report))
     wrote = [session.wrote(path) for path in (answers, out) if path is not None]
     return {
         "wrote": wrote,
         "method": method,
         "state": state,
-        "skipped": before | skipped_of(left.domain),
+        "skipped": before | left.skipped(),
+        "unfinished": left.unfinished,
         "report": going.report.state_dict(),
     }

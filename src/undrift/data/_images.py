@@ -26,7 +26,8 @@ def images(path: str | PathLike[str], *, preprocess: Preprocess = RAW) -> FileDo
     Args:
         path: a folder (searched through and through, links followed, hidden files and folders left out), a tar (read
             in place), a text file with one path a line (relative to the file; a label after the path, as in SHOT's
-            lists, is passed over), a .npy of uint8 N×H×W×3 or N×H×W (mapped into memory), or one image.
+            lists, is passed over), a .npy of uint8 N×H×W×3 or N×H×W (mapped into memory), or one image. An EXIF
+            orientation is ignored, as torchvision's ImageFolder and Pillow's open ignore it.
         preprocess: what the network at hand expects of an image, such as `undrift.zoo.preprocess("resnet50")`.
 
     Example:

@@ -1,0 +1,42 @@
+"""A folder of Hugging Face's that does not say what its images must look like: the flags do."""
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from .conftest import Run
+
+
+@pytest.fixture
+def bare(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a network's folder without preprocessor_config.json, and a package that reads it."""
+
+    def network(_name: str, **_arguments: Any) -> Any:
+        from tiny_of_tests import make  # type: ignore[import-not-found]
+
+        made = make()
+        made.config = SimpleNamespace(id2label={0: "red", 1: "green", 2: "blue"})
+        return made
+
+    def missing(name: str) -> Any:
+        raise OSError(f"Can't load image processor for {name!r}")
+
+    package = ModuleType("transformers")
+    package.AutoModelForImageClassification = SimpleNamespace(from_pretrained=network)  # type: ignore[attr-defined]
+    package.AutoImageProcessor = SimpleNamespace(from_pretrained=missing)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers", package)
+    (work / "bare").mkdir()
+    return work / "bare"
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_images_get_can_be_said_by_flags(run: Run) -> None:
+    words = ("predict", "target", "--model", "hf:bare", "--json")
+    for flags in (("--preprocess", "none"), ("--mean", "0.5,0.5,0.5", "--crop", "6")):
+        assert run(*words, *flags).json["warnings"] == []
+    (warning,) = run(*words).json["warnings"]
+    assert "nobody said what images hf:bare expects (bare has no preprocessor_config.json)" in warning
+    assert "--preprocess none" in warning
