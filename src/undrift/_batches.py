@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError
+from undrift.perturb import Perturbed
 
 KEYS = ("pixel_values", "image", "images", "x", "input", "inputs", "img", "data")
 
@@ -54,5 +55,24 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def to_device(images: Tensor, model: nn.Module) -> Tensor:
-    """Return the images where the network is."""
-    return images.to(device_of(model), non_blocking=True)
+    """Return the images where the network is; in its precision, where that is a half one."""
+    device = device_of(model)
+    half = _half(model)
+    if half is None or not images.is_floating_point() or torch.is_autocast_enabled(device.type):
+        return images.to(device, non_blocking=True)
+    return images.to(device, half, non_blocking=True)
+
+
+def _half(model: nn.Module) -> torch.dtype | None:
+    """Return float16 or bfloat16 where all weights are that: such a network takes no other images.
+
+    Vectors are not asked, norm layers often stay in float32; nor is the noise, which always does. Any other network is
+    known by its first weight.
+    """
+    found = None
+    for parameter in (model.net if isinstance(model, Perturbed) else model).parameters():
+        if parameter.ndim > 1 and parameter.is_floating_point():
+            if parameter.dtype not in (torch.float16, torch.bfloat16) or found not in (None, parameter.dtype):
+                return None
+            found = parameter.dtype
+    return found

@@ -9,6 +9,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from undrift._batches import KEYS, images_of
 from undrift._errors import DataError
+from undrift._order import Doubt, doubt
+from undrift._repeat import Repeated
 
 Pass = Iterator[tuple[Tensor, Tensor]]
 """Places (int64, on the CPU) and images, batch by batch."""
@@ -35,21 +37,31 @@ def mixed(places: Sequence[int], batch_size: int) -> list[list[int]]:
 
 
 class OfLoader:
-    """A DataLoader over a data set with places: its batches, sampler, workers and collate function are kept."""
+    """A DataLoader over a data set with places: its batches, sampler, workers and collate function are kept.
 
-    def __init__(self, loader: "DataLoader[Any]") -> None:
+    Args:
+        strict: a place must mean the same image in every pass; else `aligned` says whether it does.
+
+    Attributes:
+        doubts: what the caller should warn of.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", strict: bool = True) -> None:
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
         subset = getattr(sampler, "indices", None)
         dataset: Any = loader.dataset
         filled(dataset)
         places = range(len(dataset)) if subset is None else sorted({int(i) for i in subset})
-        self.size, self.aligned = len(places), True
+        self.size, self.aligned, self.strict = len(places), True, strict
+        self.doubts: list[str] = []
+        self._unsure = False
         found = (loader.generator, getattr(sampler, "generator", None))
         self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
         default = loader.collate_fn is default_collate
+        self._collate = _Collate(loader.collate_fn, watched=not default)
         self._settings: dict[str, Any] = {
             "dataset": _Placed(dataset, images_only=default),
-            "collate_fn": _Collate(loader.collate_fn),
+            "collate_fn": self._collate,
             "num_workers": loader.num_workers,
             "pin_memory": loader.pin_memory,
             "timeout": loader.timeout,
@@ -77,8 +89,38 @@ class OfLoader:
 
     def _loader(self, batches: Any, generator: torch.Generator | None) -> Pass:
         loader: DataLoader[Any] = DataLoader(**self._settings, batch_sampler=batches, generator=generator)
-        for places, item in loader:
-            yield places, images_of(item)
+        at = 0
+        for places, item, found in loader:
+            images = images_of(item)
+            if found is not None:
+                self._object(found)
+            # Without places of its own an image is known by its position in the pass.
+            yield places if self.aligned else torch.arange(at, at + len(images)), images
+            at += len(images)
+        self._collate.watched = False  # one pass has shown every batch
+
+    def _object(self, found: Doubt) -> None:
+        do = (
+            "Return one row a sample, in the order of the list that it is given; leave out nothing but samples that "
+            "are None."
+        )
+        if found.lost and self.strict:
+            raise DataError(
+                f"the loader's collate_fn {found.found}; needed: a batch whose images lie as their samples do, because "
+                f"this likelihood keeps a label for each by its place in the data set. {do}"
+            )
+        if found.lost and self.aligned:
+            self.aligned = self._collate.watched = False
+            self.doubts.append(
+                f"the loader's collate_fn {found.found}, and places need a batch whose images lie as their samples do; "
+                f"so the verdict has no agreement, and step.indices are positions in the pass. {do}"
+            )
+        elif not found.lost and not self._unsure:
+            self._unsure = True
+            self.doubts.append(
+                f"the loader's collate_fn {found.found}, so nobody can check that its images lie as their samples do, "
+                f"and labels that are kept for images need that. {do}"
+            )
 
 
 class _Placed(Dataset[Any]):
@@ -101,13 +143,38 @@ class _Placed(Dataset[Any]):
 
 
 class _Collate:
-    """The user's collate function, with the places beside what it makes."""
+    """The user's collate function, with the places beside what it makes, and what speaks against them.
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
+    It may run in a worker, so a doubt is handed on as a value: an error from there would come with its traceback alone.
 
-    def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any]:
-        return torch.tensor([place for place, _ in items]), self.collate([item for _, item in items])
+    Args:
+        watched: ask it again about each batch, to see that it keeps the order.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], watched: bool) -> None:
+        self.collate, self.watched = collate, watched
+
+    def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any, Doubt | None]:
+        places, samples = [place for place, _ in items], [sample for _, sample in items]
+        there = [at for at, sample in enumerate(samples) if _image(sample) is not None]
+        again = Repeated(self.collate, samples) if self.watched else None
+        batch = self.collate(samples)
+        drew = again is not None and again.drew()
+        try:
+            images = images_of(batch)
+        except DataError:
+            return torch.tensor(places), batch, None  # the caller will say it
+        if len(images) != len(places) and len(images) == len(there):
+            # The usual way to leave out broken files: None from the data set, dropped here.
+            places = [places[at] for at in there]
+            again = None if again is None else again.only(there)
+        if len(images) != len(places):
+            found: Doubt | None = Doubt(f"made {len(images)} images of {len(items)} samples", lost=True)
+        else:
+            found = None if again is None else doubt(again, images, drew)
+            # What was shown once of a function that draws is many calls each time, and true of the next batch too.
+            self.watched = self.watched and not (found is None and drew)
+        return torch.tensor(places), batch, found
 
 
 def _image(item: Any) -> Any:

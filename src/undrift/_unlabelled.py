@@ -23,12 +23,14 @@ class Unlabelled(Protocol):
         steps: number of batches in an epoch.
         aligned: whether a place means the same image in every pass.
         generators: what the order is drawn from, beside torch's global generator.
+        doubts: what is to be warned of; it may grow with the first pass.
     """
 
     size: int
     steps: int
     aligned: bool
     generators: list[torch.Generator]
+    doubts: list[str]
 
     def epoch(self) -> Pass:
         """Yield the batches of one epoch, in an order of its own."""
@@ -43,7 +45,7 @@ class Unlabelled(Protocol):
         ...
 
 
-def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator) -> Unlabelled:
+def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict: bool = True) -> Unlabelled:
     """Return the domain behind what a user calls unlabelled images; labels are not looked at.
 
     Args:
@@ -51,6 +53,7 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator) -> Unl
             can be gone through again.
         batch_size: used where the batches are made here.
         generator: gives their order, where they are made here.
+        strict: a place must mean the same image in every pass, or an error says why it does not.
     """
     if isinstance(data, FileDomain | TensorDomain):
         return _OfDomain(data, batch_size, generator)
@@ -61,8 +64,9 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator) -> Unl
         data = DataLoader(data, batch_size, shuffle=True, generator=generator)
     elif isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size)
-    if isinstance(data, DataLoader) and data.batch_sampler is not None and hasattr(data.dataset, "__len__"):
-        return OfLoader(data)
+    own = isinstance(data, DataLoader) and type(data).__iter__ is not DataLoader.__iter__
+    if isinstance(data, DataLoader) and data.batch_sampler is not None and hasattr(data.dataset, "__len__") and not own:
+        return OfLoader(data, strict)
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise DataError(
             f"unlabelled is a {type(data).__name__}; adapt needs a DataLoader, a Dataset, a tensor of images, a domain "
@@ -73,7 +77,20 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator) -> Unl
             f"unlabelled is a {type(data).__name__}, which can be gone through once; adapt goes through its images "
             "every epoch. Give a DataLoader or list(batches); for one pass as images arrive use undrift.stream."
         )
-    return _OfIterable(data)
+    batches = _OfIterable(data)
+    if strict and not batches.aligned:
+        do = "Give a DataLoader over a data set with a length (it may shuffle and augment), a tensor, or a list."
+        if own:
+            do = (
+                f"{type(data).__name__} has an __iter__ of its own, whose images are known by their position alone: do "
+                "what it does in the data set or the collate_fn of a plain DataLoader, or let it neither shuffle nor "
+                "augment."
+            )
+        raise DataError(
+            "two passes over unlabelled gave different images at the same position, and this likelihood keeps a label "
+            f"for each image. {do}"
+        )
+    return batches
 
 
 class _OfTensor:
@@ -84,6 +101,7 @@ class _OfTensor:
         filled(images)
         self.size, self.steps, self.aligned = len(images), math.ceil(len(images) / batch_size), True
         self.generators = [generator]
+        self.doubts: list[str] = []
 
     def epoch(self) -> Pass:
         order = torch.randperm(self.size, generator=self.generators[0])
@@ -107,6 +125,7 @@ class _OfDomain:
         filled(domain)
         self.size, self.steps, self.aligned = len(domain), math.ceil(len(domain) / batch_size), True
         self.generators = [generator]
+        self.doubts: list[str] = []
         self._fixed = torch.Generator()
         self._epoch = _placed(domain, batch_size, generator)
         self._everything = _placed(domain, even(batch_size, len(domain)), self._fixed)
@@ -135,7 +154,9 @@ class _OfIterable:
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
-        self.generators = [g for g in (getattr(batches, "generator", None),) if isinstance(g, torch.Generator)]
+        found = (getattr(batches, "generator", None), getattr(getattr(batches, "sampler", None), "generator", None))
+        self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+        self.doubts: list[str] = []
         self._seen = [_mark(images_of(item)) for item in batches]  # one pass more: nobody else knows the number
         self.size, self.steps = sum(rows for rows, _ in self._seen), len(self._seen)
         if self.size == 0:

@@ -1,6 +1,7 @@
 """Adapt a perturbed network to a domain: epochs over unlabelled images."""
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,8 @@ from torch import nn
 
 from undrift import _atomic
 from undrift._begin import given_back, named
-from undrift._errors import DataError, OptionError, UndriftError
+from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift._prepared import warn_of_preprocess
 from undrift._progress import Bar
 from undrift._resume import mark_of
 from undrift._run import Run
@@ -65,7 +67,7 @@ def adapt(
         model: from `undrift.perturb`; not wrapped in DistributedDataParallel. With `method`, the plain network.
         unlabelled: a DataLoader, a Dataset, a tensor of images, a domain of `undrift.data`, a list of batches, or
             another iterable that gives batches every time. Of a tuple the first entry is the image, of a dict the one
-            called so.
+            called so. A collate_fn keeps the order of its samples; it may leave out those that are None.
         likelihood: what is asked of the images; None is `undrift.Shot()`, the paper's offline choice.
         epochs: passes over the images; 15, or as the method has it.
         method: a name of `undrift.methods.names("adapt")`; perturbs the plain network as that method does and asks what
@@ -134,10 +136,12 @@ def adapt(
             stack.enter_context(given_back(model))
             likelihood, keepers = begun[1].likelihood, begun[1].keepers
         assert isinstance(model, Perturbed)
+        warn_of_preprocess(model, unlabelled, clean)
         asked = as_likelihood(Shot() if likelihood is None else likelihood)
-        data = unlabelled_of(unlabelled, batch_size, order)
-        looked_at = data if clean is None else unlabelled_of(clean, batch_size, order)
-        _check_places(asked, data, looked_at)
+        strict = isinstance(asked, Refreshing)  # keeps labels by an image's place
+        data = unlabelled_of(unlabelled, batch_size, order, strict)
+        looked_at = data if clean is None else unlabelled_of(clean, batch_size, order, strict)
+        _check_sizes(data, looked_at)
         stack.enter_context(evaluating(model))
         if isinstance(asked, Watching):
             stack.enter_context(asked.watch(model))
@@ -148,8 +152,11 @@ def adapt(
             run = Run(model, data, looked_at, asked, epochs, best, checkpoint, checkpoint_steps, mark, keepers)
             run.lent = begun is not None
             run.prepare()
+            _warn(data, looked_at)
             with Bar("adapt", epochs * data.steps, progress, done=run.steps_done) as bar:
-                return run.go(bar)
+                history = run.go(bar)
+            _warn(data, looked_at)  # a run that goes on, or has clean images, sees some of them only now
+            return history
         finally:
             for policy in model.norms:
                 policy.settle()  # Ctrl-C inside a norm layer leaves it with the flags of its policy
@@ -174,16 +181,16 @@ def _check_model(model: object) -> None:
         )
 
 
-def _check_places(likelihood: Likelihood, data: Unlabelled, looked_at: Unlabelled) -> None:
-    """Raise before any training where pseudo-labels could not be matched to their images."""
+def _check_sizes(data: Unlabelled, looked_at: Unlabelled) -> None:
     if looked_at.size != data.size:
         raise DataError(
             f"clean has {looked_at.size} images, unlabelled {data.size}; they are the same images at the same places. "
             "Make both from the same data set, with and without augmentation."
         )
-    if isinstance(likelihood, Refreshing) and not (data.aligned and looked_at.aligned):
-        raise DataError(
-            "two passes over unlabelled gave different images at the same position, and this likelihood keeps a label "
-            "for each image. Give a DataLoader over a data set with a length (it may shuffle and augment), a tensor, "
-            "or a list of batches."
-        )
+
+
+def _warn(*looked_at: Unlabelled) -> None:
+    """Say what the images' passes so far gave reason to, once."""
+    for data in looked_at:
+        while data.doubts:
+            warnings.warn(data.doubts.pop(), UndriftWarning, stacklevel=3)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from undrift._batches import images_of
 from undrift._errors import DataError
 from undrift._packing import written_by
+from undrift._prepared import warn_of_preprocess
 from undrift._statistics import warn_of_mean
 from undrift.data import FileDomain, TensorDomain
 from undrift.metrics import Tally
@@ -54,6 +55,7 @@ def evaluate(
         8
     """
     model, named = unwrapped(model), data if isinstance(data, Mapping) else {"target": data}
+    warn_of_preprocess(model, *named.values())
     ask = _ask(model, samples, temperature, generator, mode)
     _warn_of_mean(model, samples)
     results = tuple(_result(name, ask, loader) for name, loader in named.items())
@@ -87,6 +89,7 @@ def evaluate_generalized(
         task: what to call it, such as "photo → sketch".
     """
     model = unwrapped(model)
+    warn_of_preprocess(model, target, source)
     ask = _ask(model, samples, temperature, generator, mode)
     _warn_of_mean(model, samples)
     results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task))
@@ -121,6 +124,7 @@ def evaluate_continual(
         generator: makes the draws on the source images reproducible.
     """
     model, results = unwrapped(model), list[Result]()
+    warn_of_preprocess(model, *domains.values(), source)
     ask = _ask(model, samples, temperature, generator, mode)
     if source is not None:
         results.append(_before(model, source, temperature))

@@ -1,0 +1,262 @@
+"""An image keeps its place whatever its loader does to batches; where it cannot, that is said."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import undrift
+from adapt_support import Labelled, small
+from support import images, same
+from undrift._adapted import snapshot
+from undrift._order import Doubt, doubt
+from undrift._repeat import Repeated
+from undrift._types import Step
+from undrift.adapt import adapt
+from undrift.likelihood import Shot, entropy
+
+pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
+
+Samples = list[Any]
+
+
+def stacked(samples: Samples) -> Tensor:
+    return torch.stack([sample[0] for sample in samples])
+
+
+def brightness(sample: Any) -> float:
+    return float(sample[0].mean())
+
+
+class Noisy:
+    """Augments in the collate function, each row with a draw of its own."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __call__(self, samples: Samples) -> Tensor:
+        return torch.stack([x + self.draw() for x, _ in samples])
+
+
+def in_place(samples: Samples) -> Tensor:
+    for sample in samples:
+        sample[0].mul_(2)
+    return stacked(samples)
+
+
+def centred(samples: Samples) -> Tensor:
+    batch = stacked(samples)
+    return (batch - batch.mean()) / batch.std()
+
+
+def shuffled(samples: Samples) -> Tensor:
+    random.shuffle(samples)
+    return stacked(samples)
+
+
+def mixup(samples: Samples) -> Tensor:
+    batch = stacked(samples)
+    return 0.7 * batch + 0.3 * batch[torch.randperm(len(batch))]
+
+
+KEEPING: dict[str, Callable[[Samples], Any]] = {
+    "plain": stacked,
+    "dict": lambda s: {"labels": None, "image": stacked(s)},
+    "batch statistics": centred,
+    "in place": in_place,
+    "torch": Noisy(lambda: float(torch.rand(()))),
+    "numpy": Noisy(
+        lambda: float(np.random.rand())  # noqa: NPY002
+    ),
+    "python": Noisy(random.random),
+}
+LOSING: dict[str, Callable[[Samples], Any]] = {
+    "sorts": lambda s: stacked(sorted(s, key=brightness)),
+    "reverses": lambda s: stacked(s[::-1]),
+    "halves swapped": lambda s: stacked(s).roll(4, 0),
+    "sorts and draws": lambda s: stacked(sorted(s, key=brightness)) + torch.rand(len(s), 1, 1, 1),
+    "shuffles": shuffled,
+    "mixes": mixup,
+}
+
+
+def asked(collate: Callable[[Samples], Any], count: int = 8) -> Doubt | None:
+    x = images(count)
+    samples: Samples = [(row.clone(), None) for row in x]
+    again = Repeated(collate, samples)
+    batch = collate(samples)
+    return doubt(again, batch["image"] if isinstance(batch, dict) else batch, again.drew())
+
+
+@pytest.mark.parametrize("how", KEEPING)
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_a_collate_function_that_keeps_the_order_is_believed(how: str, count: int) -> None:
+    if how == "batch statistics" and count == 1:
+        count = 5
+    assert asked(KEEPING[how], count) is None
+
+
+@pytest.mark.parametrize("how", LOSING)
+def test_one_that_does_not_is_found_out(how: str) -> None:
+    found = asked(LOSING[how])
+    assert found is not None
+    assert found.lost
+
+
+def test_what_cannot_be_shown_is_not_claimed() -> None:
+    calls = iter(range(100))
+    found = asked(lambda s: stacked(s) + next(calls))
+    assert found == Doubt("makes another batch of the same samples each time", lost=False)
+    left = iter([1])
+    found = asked(lambda s: stacked(s) * next(left))
+    assert found is not None
+    assert not found.lost
+    assert "StopIteration" in found.found
+
+
+@pytest.mark.parametrize("how", ["torch", "numpy", "python", "in place", "sorts and draws"])
+def test_to_ask_again_leaves_no_trace(how: str) -> None:
+    collate = (KEEPING | LOSING)[how]
+    batches = []
+    for watched in (False, True):
+        torch.manual_seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        random.seed(1)
+        for _ in range(2):
+            samples: Samples = [(row.clone(), None) for row in images(8)]
+            again = Repeated(collate, samples) if watched else None
+            batches.append(collate(samples))
+            if again is not None:
+                doubt(again, batches[-1], again.drew())
+    assert same(dict(enumerate(batches[:2])), dict(enumerate(batches[2:])))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pseudo_labels_want_an_order_that_is_kept(workers: int) -> None:
+    def by_brightness(samples: Samples) -> Tensor:
+        return stacked(sorted(samples, key=brightness))
+
+    def loader(collate: Callable[[Samples], Any]) -> DataLoader[Any]:
+        return DataLoader(Labelled(images(20)), 8, shuffle=True, collate_fn=collate, num_workers=workers)
+
+    with pytest.raises(undrift.DataError, match=r"^the loader's collate_fn reorders.*needed.*Return one row a sample"):
+        adapt(small(), loader(by_brightness), Shot(), epochs=1)
+    with pytest.warns(undrift.UndriftWarning, match=r"collate_fn reorders.*no agreement") as caught:
+        history = adapt(small(), loader(by_brightness), entropy, epochs=2)
+    assert [w.filename for w in caught] == [__file__]
+    assert history.verdict is not None
+    assert history.verdict.agreement is None
+    assert adapt(small(), loader(stacked), Shot(), epochs=1).verdict.agreement is not None
+
+
+def test_a_watched_loader_gives_the_same_run() -> None:
+    def noisy(samples: Samples) -> Tensor:
+        return torch.stack([x + 0.1 * torch.rand(()) for x, _ in samples])
+
+    class Already(Dataset[Any]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, i: int) -> Tensor:
+            return images(20)[i] + 0.1 * torch.rand(())
+
+    runs = []
+    for loader in (DataLoader(Labelled(images(20)), 8, True, collate_fn=noisy), DataLoader(Already(), 8, True)):
+        model = small()
+        torch.manual_seed(4)
+        adapt(model, loader, Shot(), epochs=2)
+        runs.append(snapshot(model))
+    assert same(*runs)
+
+
+def test_a_run_that_goes_on_is_watched_and_the_same(tmp_path: Path) -> None:
+    left = [0]
+
+    def noisy(samples: Samples) -> Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError("gone")
+        return torch.stack([x + 0.1 * torch.rand(()) for x, _ in samples])
+
+    loader = DataLoader(Labelled(images(20)), 5, shuffle=True, collate_fn=noisy)
+    whole, model = small(), small()
+    torch.manual_seed(4)
+    adapt(whole, loader, Shot(), epochs=2)
+    taken = -left[0]
+    torch.manual_seed(4)
+    left[0] = taken - 6  # in the second epoch, before its last batch and its survey
+    with pytest.raises(undrift.DataError, match="gone"):
+        adapt(model, loader, Shot(), epochs=2, checkpoint=tmp_path / "run")
+    adapt(model, loader, Shot(), epochs=2, checkpoint=tmp_path / "run")
+    assert same(snapshot(model), snapshot(whole))
+
+
+class Broken(Dataset[Any]):
+    """Files of which one cannot be read."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, i: int) -> Any:
+        return None if i == 7 else (images(20)[i], i)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_are_none_may_be_dropped(workers: int) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Recording(Shot):
+        def __call__(self, logits: Tensor, step: Step) -> Tensor:
+            assert step.indices is not None
+            seen.append((step.indices, step.images))
+            return super().__call__(logits, step)
+
+    def dropped(samples: Samples) -> Tensor:
+        return stacked([sample for sample in samples if sample is not None])
+
+    loader = DataLoader(Broken(), 8, shuffle=True, collate_fn=dropped, num_workers=workers)
+    history = adapt(small(), loader, Recording(), epochs=1)
+    assert history.surveys[0].samples == 19
+    assert sorted(i for places, _ in seen for i in places.tolist()) == [i for i in range(20) if i != 7]
+    assert all(torch.equal(batch, images(20)[places]) for places, batch in seen)
+
+
+def test_other_numbers_of_images_are_said_and_go_on_where_places_do_not_matter() -> None:
+    def first_three(samples: Samples) -> Tensor:
+        return stacked(samples[:3])
+
+    loader = DataLoader(Labelled(images(20)), 5, collate_fn=first_three)
+    with pytest.raises(undrift.DataError, match="made 3 images of 5 samples; needed"):
+        adapt(small(), loader, Shot(), epochs=1)
+    with pytest.warns(undrift.UndriftWarning, match="made 3 images of 5 samples"):
+        history = adapt(small(), loader, entropy, epochs=1)
+    assert history.surveys[0].samples == 12
+
+
+class Halved(DataLoader[Any]):
+    """A loader that finishes batches itself."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x in super().__iter__():
+            yield x / 2
+
+
+def test_what_a_loader_with_an_iter_of_its_own_yields_is_used() -> None:
+    x = images(20)
+    seen: list[Tensor] = []
+
+    def recorded(logits: Tensor, step: Step) -> Tensor:
+        seen.append(step.images)
+        return entropy(logits)
+
+    adapt(small(), Halved(Labelled(x, "plain"), 10), recorded, epochs=1)
+    assert torch.equal(torch.cat(seen), x / 2)
+    adapt(small(), Halved(Labelled(x, "plain"), 10), Shot(), epochs=2)
+    with pytest.raises(undrift.DataError, match=r"different images.*Halved has an __iter__ .*plain DataLoader"):
+        adapt(small(), Halved(Labelled(x, "plain"), 10, shuffle=True), Shot(), epochs=1)
