@@ -55,7 +55,10 @@ def counted(model: undrift.Perturbed, **settings: Any) -> tuple[int, int]:
 
 
 def noisy() -> undrift.Perturbed:
-    return undrift.perturb(Timed(), norm_statistics="source", init_fraction=0.3)
+    model = undrift.perturb(Timed(), norm_statistics="source", init_fraction=0.3)
+    model(images(2))  # the first pass gets a copy of its images, to see whether the network writes into them
+    model.net.place = "before"  # type: ignore[assignment]
+    return model
 
 
 def test_few_operators_besides_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:

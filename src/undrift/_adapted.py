@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
+from undrift._interrupts import surely
 from undrift.key import Key
 from undrift.norm import MOVING
 from undrift.perturb import Perturbed
@@ -34,7 +35,7 @@ def keeping_noise(key: Key) -> Iterator[None]:
         try:
             yield
         finally:
-            key.seed.copy_(seed)
+            surely(lambda: key.seed.copy_(seed))
 
 
 @contextmanager
@@ -42,11 +43,15 @@ def keeping_step(key: Key) -> Iterator[None]:
     """Put the noise back to where it stood, where nobody sows it anew meanwhile."""
     step = key.step.clone()
     kept = key.calls, key.current, key.stale, key.replay.recording
+
+    def put_back() -> None:
+        key.step.copy_(step)
+        key.calls, key.current, key.stale, key.replay.recording = kept
+
     try:
         yield
     finally:
-        key.step.copy_(step)
-        key.calls, key.current, key.stale, key.replay.recording = kept
+        surely(put_back)
 
 
 def noisy_statistics(model: Perturbed) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from undrift._interrupts import uninterrupted
 from undrift._swap import Swapped
 from undrift.key import Key
 from undrift.source import Source
@@ -69,28 +70,32 @@ class Attached:
         vars(root_of(self.net)).pop(_NAME, None)
 
     def leave(self) -> None:
-        """Step aside for a while."""
-        self.aside += 1
-        if self.aside == 1 and not self.removed:
-            self.detach()
+        """Step aside for a while: Ctrl-C comes before that or after it."""
+        with uninterrupted():
+            self.aside += 1
+            if self.aside == 1 and not self.removed:
+                self.detach()
 
     def warn_of_changes(self) -> None:
         """Warn where the source network was not left as it was given, while this was aside."""
         if not self.removed:
             self._source.warn_of_changes()
 
-    def come_back(self) -> None:
-        """Undo one `leave`."""
-        self.aside -= 1
-        if self.aside == 0 and not self.removed:
-            self.attach()
+    def come_back(self, depth: int) -> None:
+        """Undo what `leave` did since so many blocks were open; nothing where that was nothing, or is undone."""
+        with uninterrupted():
+            if self.aside > depth:
+                self.aside = depth
+                if depth == 0 and not self.removed:
+                    self.attach()
 
     def remove(self) -> None:
         """Go for good; a second time changes nothing."""
-        if not self.removed:
-            self.removed = True
-            if not self.aside:
-                self.detach()
+        with uninterrupted():
+            if not self.removed:
+                self.removed = True
+                if not self.aside:
+                    self.detach()
 
     def _held(self) -> list[Swapped]:
         return [held for part in self.swapped for held in part]

@@ -25,12 +25,29 @@ def uninterrupted() -> Iterator[None]:
         yield  # signals arrive elsewhere
         return
     pressed: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda came, _frame: pressed.append(came))
     try:
+        for number in handlers:
+            signal.signal(number, lambda came, _frame: pressed.append(came))
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _give_back(list(handlers.items()))
         for number in pressed:  # by a call: a signal that is raised again would wake an event loop a second time
             handlers[number](number, None)
+
+
+def _give_back(handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]]) -> None:
+    """Put all handlers back, also where one that is in place again raises meanwhile."""
+    if handlers:
+        try:
+            signal.signal(*handlers[0])
+        finally:
+            _give_back(handlers[1:])
+
+
+def surely(put_back: Callable[[], object]) -> None:
+    """Put something back, once more where Ctrl-C comes halfway: the second one it has to wait for."""
+    try:
+        put_back()
+    except BaseException:
+        put_back()
+        raise

@@ -82,7 +82,8 @@ class Run:
                 return
         # off() gives the flags of before `perturb` back: dropout, where that was in train mode.
         with self.model.off() as net, evaluating(net):
-            self.surveys[0], self.answers["source"] = self._survey(lambda images: logits(net(images)))
+            # Through the model, which keeps a network from writing into the images.
+            self.surveys[0], self.answers["source"] = self._survey(lambda images: logits(self.model(images)))
         if self.model.classes is not None and len(self.model.classes) != self.surveys[0].classes:
             raise OptionError(
                 f"the model has {len(self.model.classes)} class names, its network {self.surveys[0].classes} outputs; "

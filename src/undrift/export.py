@@ -17,6 +17,7 @@ from undrift._atomic import check, write_bytes
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._packing import written_by
 from undrift._statistics import noise_kept, own_statistics, warn_of_noise
+from undrift._turns import turn
 from undrift.file import domain_state
 from undrift.layers import evaluating
 from undrift.norm import Norm
@@ -89,7 +90,7 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
             "it would be another network. Train the source with undrift.zoo.masked, or keep the domain file."
         )
     statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
-    with evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
+    with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
         state = dict(domain_state(model))
     held = {part.name: part for part in (*model.norms, *model.trained)}

@@ -15,6 +15,8 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from undrift._interrupts import surely
+
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _STANDARD = (
@@ -110,19 +112,15 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     modules = _all_modules(module)
     flags = [m.training for m in modules]
     quick = True in flags and _eval_only_sets_flags(modules)
-    if quick:
-        _set_training(modules, [False] * len(modules))
-    elif True in flags:
-        module.eval()
+    put = _set_training if quick else _set_changed
     try:
+        if quick:
+            _set_training(modules, [False] * len(modules))
+        elif True in flags:
+            module.eval()
         yield
     finally:
-        if quick:
-            _set_training(modules, flags)
-        else:
-            for m, flag in zip(modules, flags, strict=True):
-                if m.training != flag:
-                    m.training = flag
+        surely(lambda: put(modules, flags))
 
 
 def _all_modules(module: nn.Module) -> list[nn.Module]:
@@ -160,6 +158,12 @@ def _eval_only_sets_flags(modules: list[nn.Module]) -> bool:
 def _set_training(modules: list[nn.Module], flags: list[bool]) -> None:
     for m, flag in zip(modules, flags, strict=True):
         m.__dict__["training"] = flag  # past Module's own setter, which first looks for parameters of that name
+
+
+def _set_changed(modules: list[nn.Module], flags: list[bool]) -> None:
+    for m, flag in zip(modules, flags, strict=True):
+        if m.training != flag:
+            m.training = flag
 
 
 def kernels(layer: nn.Module, weight: Tensor) -> Tensor:

@@ -13,8 +13,12 @@ from undrift._attached import Attached, Hook, Hooks, attached_to, root_of
 from undrift._compiler import guard_hooks
 from undrift._empty import refuse_empty
 from undrift._errors import CannotPerturb, UndriftError
+from undrift._given import generator_or_seed
+from undrift._inputs import Inputs, copies
+from undrift._interrupts import uninterrupted
 from undrift._swap import Trained
 from undrift._tied import held_weights, refuse_crosswise
+from undrift._turns import turn
 from undrift.key import Key
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
@@ -69,6 +73,8 @@ def perturb(
             f"{type(net).__name__} is a wrapper that does not see the log-variances; undrift needs the network inside. "
             "Perturb first, then wrap: DistributedDataParallel(undrift.perturb(net))."
         )
+    seed = generator_or_seed(generator)
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
@@ -134,13 +140,19 @@ class Perturbed(nn.Module):
         self.norms: list[norm.Norm] = []
         self.trained: list[Trained] = []
         self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
+        self._inputs = Inputs()
         self._before: Hooks = [(root_of(net), self.key.begin)]
         self._after: Hooks = []
         self._attached = Attached(net, self.key, self._before, self._after, (self.norms, self.trained))
         self._make_noise(choices)
         self._make_copies()
         self._after.append((root_of(net), self.key.end))
-        self._attached.attach()
+        try:
+            with uninterrupted():
+                self._attached.attach()
+        except BaseException:  # Ctrl-C: nobody will have this perturbed network
+            self._attached.remove()
+            raise
 
     @property
     def _removed(self) -> bool:
@@ -151,9 +163,11 @@ class Perturbed(nn.Module):
         if self._removed:
             raise UndriftError("this perturbation was removed. Call the network itself, or undrift.perturb it again.")
         if torch.compiler.is_compiling():
+            if self._inputs.copied:
+                args, kwargs = copies(args, kwargs)
             return self.net(*args, **kwargs)
         try:
-            return self.net(*args, **kwargs)
+            return self._inputs.call(self.net, args, kwargs)
         except BaseException:
             # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
             for policy in self.norms:
@@ -163,36 +177,49 @@ class Perturbed(nn.Module):
     @contextmanager
     def off(self) -> Iterator[nn.Module]:
         """Give the source network, bit for bit, for the length of a `with` block; its weights are to stay."""
-        self._attached.leave()
-        try:
-            yield self.net
-            # Not in `finally`: an error under way says more.
-            self._attached.warn_of_changes()
-        finally:
-            self._attached.come_back()
+        attached = self._attached
+        with turn(self):
+            depth = attached.aside
+            try:
+                try:
+                    attached.leave()
+                    yield self.net
+                    # Not in `finally`: an error under way says more.
+                    attached.warn_of_changes()
+                finally:
+                    attached.come_back(depth)
+            except BaseException:  # Ctrl-C may come on the way back too, before it is held off
+                attached.come_back(depth)
+                raise
 
     @contextmanager
     def mean(self) -> Iterator["Perturbed"]:
         """Give the adapted network without noise, its moving statistics at rest, for the length of a `with` block."""
-        noisy, moving = self.key.noisy, self.key.training
-        self.key.noisy = self.key.training = False
-        try:
-            yield self
-        finally:
-            self.key.noisy, self.key.training = noisy, moving
+        own = vars(self.key)  # in one call, which Ctrl-C cannot halve
+        with turn(self):
+            before = {"noisy": self.key.noisy, "training": self.key.training}
+            try:
+                own.update(noisy=False, training=False)
+                yield self
+            finally:
+                own.update(before)
 
     @contextmanager
     def rest(self) -> Iterator["Perturbed"]:
         """Keep moving statistics where they are, for the length of a `with` block."""
-        moving, self.key.training = self.key.training, False
-        try:
-            yield self
-        finally:
-            self.key.training = moving
+        own = vars(self.key)
+        with turn(self):
+            before = {"training": self.key.training}
+            try:
+                own.update(training=False)
+                yield self
+            finally:
+                own.update(before)
 
     def remove(self) -> nn.Module:
         """Take the perturbation off and return the network as it was: outputs, tensors, hooks and flags."""
-        self._attached.remove()
+        with turn(self):
+            self._attached.remove()
         return self.net
 
     def give_back(self) -> None:
@@ -201,7 +228,9 @@ class Perturbed(nn.Module):
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
         """Start the noise anew: the same seed gives the same noise, step by step."""
-        self.key.reseed(generator)
+        generator = generator_or_seed(generator)
+        with turn(self):
+            self.key.reseed(generator)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._attached.aside:

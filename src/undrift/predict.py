@@ -8,14 +8,18 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import keeping_noise, keeping_step
+from undrift._adapted import keeping_noise
+from undrift._asking import Asking
 from undrift._attached import attached_to, root_of
 from undrift._batches import images_of, to_device
 from undrift._draws import draw, limit_of
 from undrift._errors import DataError, OptionError, OutputError, UndriftError
 from undrift._few import THIRD, Few, answer, evenly, log_probs
+from undrift._given import count_or_none, generator_or_seed, number_above
 from undrift._outputs import logits as logits_of
+from undrift._prepared import warn_of_preprocess
 from undrift._statistics import warn_of_mean
+from undrift._unbatched import refuse_unbatched
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
@@ -74,26 +78,24 @@ def predict(
         (torch.Size([5, 3]), True)
     """
     model = unwrapped(model)
+    warn_of_preprocess(model, images, stacklevel=4)  # behind no_grad
     samples = _checked_samples(model, samples)
-    if not 0 < temperature < float("inf"):
-        raise OptionError(f"temperature={temperature!r} is not a number above 0. 1 leaves the logits as they are.")
+    generator = generator_or_seed(generator)
+    number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
     if mode not in get_args(Mode):
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
     if samples == 0 and isinstance(model, Perturbed):
         warn_of_mean(model)
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        if isinstance(model, Perturbed) and generator is not None:
-            stack.enter_context(keeping_noise(model.key))
-            model.reseed(generator)
-        elif isinstance(model, Perturbed) and samples == 0:
-            stack.enter_context(keeping_step(model.key))
-        batches = _batches(images, batch_size)
-        if mode == "fast" and isinstance(model, Perturbed) and samples > 2:
-            fold_limit = limit_of(model, fold_limit)
-            if samples > 3 or fold_limit != 0:
-                return _from_few(model, batches, samples, temperature, fold_limit)
-        return Prediction.cat(average(model, batch, samples, temperature, fold_limit) for batch in batches)
+    asking = Asking(model, generator, samples)
+    whole = isinstance(images, Tensor | Mapping)
+    batches = _batches(images, batch_size)
+    if mode == "fast" and isinstance(model, Perturbed) and samples > 2:
+        fold_limit = limit_of(model, fold_limit)
+        if samples > 3 or fold_limit != 0:
+            few = partial(_from_few, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
+            return answer(list(asking.each(batches, whole, few)), samples)
+    full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
+    return Prediction.cat(asking.each(batches, whole, full))
 
 
 @torch.no_grad()
@@ -125,7 +127,7 @@ def average_sound(
     with ExitStack() as stack:
         if isinstance(model, Perturbed):
             stack.enter_context(model.mean() if samples == 0 else model.rest())
-        passes = draw(model, [images] * draws, fold_limit, partial(forward, model))
+        passes = draw(model, [images] * draws, fold_limit, partial(forward, model, given=images))
         softmaxes = (_at(logits, temperature).softmax(dim=1) for logits in passes)
         if draws == 1:
             return Prediction.of(next(softmaxes), None, sound)  # its launches count where a network is small
@@ -160,19 +162,15 @@ def _at(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _from_few(
-    model: Perturbed, batches: Iterable[Tensor], samples: int, temperature: float, fold_limit: int | None
-) -> Prediction:
-    """Return the predictions of the mode "fast" for all batches; `fold_limit` is 0 where draws cannot share a pass."""
-    parts: list[Few | Prediction] = []
-    for batch in batches:
-        images, sound = _sound(model, batch)
-        if len(images) == 0:
-            parts.append(_unknown(model, images, sound))
-        elif _launch_bound(images) and _one_pass(len(images) * samples, fold_limit):
-            parts.append(average_sound(model, images, sound, samples, temperature, fold_limit))
-        else:
-            parts.append(_few(model, images, sound, temperature, fold_limit))
-    return answer(parts, samples)
+    model: Perturbed, batch: Tensor, samples: int, temperature: float, fold_limit: int | None
+) -> Few | Prediction:
+    """Return what the mode "fast" finds for one batch; `fold_limit` is 0 where draws cannot share a pass."""
+    images, sound = _sound(model, batch)
+    if len(images) == 0:
+        return _unknown(model, images, sound)
+    if _launch_bound(images) and _one_pass(len(images) * samples, fold_limit):
+        return average_sound(model, images, sound, samples, temperature, fold_limit)
+    return _few(model, images, sound, temperature, fold_limit)
 
 
 def _few(model: Perturbed, images: Tensor, sound: Tensor | None, temperature: float, fold_limit: int | None) -> Few:
@@ -180,7 +178,7 @@ def _few(model: Perturbed, images: Tensor, sound: Tensor | None, temperature: fl
     # A network that mixes the images of a pass would see others in a part of them.
     rows = evenly(images, 1.0 if fold_limit == 0 else THIRD)
     with model.rest():
-        passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model)))
+        passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model, given=images)))
     logits = passes[0] if len(passes) == 1 else torch.cat(passes)
     return Few.of(log_probs(_at(logits, temperature)), rows, sound)
 
@@ -195,16 +193,23 @@ def _one_pass(rows: int, fold_limit: int | None) -> bool:
     return rows <= SMALL and (fold_limit is None or rows <= fold_limit)
 
 
-def forward(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the network's logits, one row an image."""
+def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Tensor:
+    """Return the network's logits, one row an image.
+
+    Args:
+        given: what the caller was given, where several draws of it are the rows of this pass.
+    """
     try:
         logits = logits_of(model(images))
-    except BaseException:
+    except BaseException as error:
         # An error or Ctrl-C inside a norm layer: its flags are given back now, before eval mode ends.
         for policy in model.norms if isinstance(model, Perturbed) else []:
             policy.settle()
+        if isinstance(error, Exception):
+            refuse_unbatched(model, images if given is None else given, error)
         raise
     if len(logits) != len(images):
+        refuse_unbatched(model, images if given is None else given)
         raise OutputError(
             f"the network returned {len(logits)} rows of logits for {len(images)} images; one row an image is needed. "
             "Wrap the network so that it returns that."
@@ -271,8 +276,7 @@ def _checked_samples(model: nn.Module, samples: int | None) -> int:
 
 def _batches(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterator[Tensor]:
     """Yield the batches behind what a caller means by images."""
-    if batch_size is not None and batch_size < 1:
-        raise OptionError(f"batch_size={batch_size!r} is below 1. Leave it out to look at all images at once.")
+    batch_size = count_or_none(batch_size, "batch_size", "Leave it out to look at all images at once.")
     if isinstance(images, FileDomain | TensorDomain):
         images, batch_size = images.named_batches(batch_size or 100), None
     if isinstance(images, Tensor | Mapping):

@@ -20,6 +20,7 @@ from undrift._by_image import activations, chosen_layers
 from undrift._domain_file import Sigma, sigmas
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift._statistics import fitting_mean, noise_kept
+from undrift._turns import turn
 from undrift.data import FileDomain, TensorDomain
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
@@ -138,7 +139,7 @@ def a_distance(
         if noise_kept(net):
             domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
         mean = fitting_mean(net, (batch for images in domains for batch in _sound(net, images, batch_size)))
-    with evaluating(net), mean:
+    with turn(net), evaluating(net), mean:
         first, second = (
             activations(net, chosen, _sound(net, images, batch_size), named=layers is not None) for images in domains
         )

@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor, nn
 
+from undrift._adaptable import perturbed, refuse_off
 from undrift._batches import images_of, to_device
 from undrift._begin import given_back, named
 from undrift._captured import check_recordable
 from undrift._errors import DataError, OptionError
+from undrift._given import number_from
 from undrift._guard import Guard
 from undrift._online import Online
+from undrift._prepared import warn_of_preprocess
 from undrift._progress import Bar
 from undrift._statistics import warn_of_mean
 from undrift._stream_report import StreamReport
+from undrift._turns import turn
 from undrift._types import Deploying, Keeper, Watching
 from undrift.layers import evaluating
 from undrift.likelihood import as_likelihood, entropy
@@ -108,15 +112,7 @@ def stream(
         )
     given = {"likelihood": likelihood, "keepers": tuple(keepers) or None, "preprocess": preprocess, "classes": classes}
     begun = named("stream", method, settings, given)
-    if begun is not None:
-        options = begun[1].options
-    elif isinstance(model, Perturbed):
-        options = model.options
-    else:
-        raise OptionError(
-            f"model is a {type(model).__name__}; a stream adapts a perturbed network. "
-            'Perturb it first: undrift.stream(undrift.perturb(net), …); or name a method: method="tent".'
-        )
+    options = perturbed(model).options if begun is None else begun[1].options
     chosen = options.answer if answer is None else answer
     if chosen not in get_args(Answer):
         known = get_args(Answer)
@@ -125,8 +121,7 @@ def stream(
             f"options' own, {options.answer}."
         )
     rate: Any = options.stream_lr if lr is None else lr
-    if isinstance(rate, str) or not 0 <= rate < float("inf"):
-        raise OptionError(f"lr={rate!r} is not a number from 0 up. The paper's are 7e-5 to 1e-3.")
+    number_from(rate, 0, "lr", "The paper's are 7e-5 to 1e-3.")
     # Callers often predict under inference_mode, and what is made there could never be trained.
     with torch.inference_mode(False), ExitStack() as failing, ExitStack() as watched:
         if begun is not None:
@@ -136,6 +131,8 @@ def stream(
             likelihood, keepers = parts.likelihood, parts.keepers
             episodic = recipe.episodic if episodic is None else episodic
         assert isinstance(model, Perturbed)
+        refuse_off(model)
+        warn_of_preprocess(model, batches)
         asked = as_likelihood(entropy if likelihood is None else likelihood)
         if captured:
             check_recordable(model, asked, keepers)
@@ -196,9 +193,11 @@ class Stream(Iterator[Prediction]):
 
     def __next__(self) -> Prediction:
         try:
+            with turn(self.model):
+                refuse_off(self.model)  # before a batch is taken that would get no answer
             images = images_of(next(self._batches))
             # Callers often predict under no_grad or inference_mode; a step needs gradients all the same.
-            with torch.inference_mode(False), torch.enable_grad():
+            with turn(self.model), torch.inference_mode(False), torch.enable_grad():
                 images = to_device(images.clone() if images.is_inference() else images, self.model)
                 prediction = self._answer(images)
         except BaseException:  # the end, an error, Ctrl-C: the terminal gets its cursor back
@@ -247,11 +246,13 @@ class Stream(Iterator[Prediction]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
-        return self.online.state_dict()
+        with turn(self.model):
+            return self.online.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
-        self.online.load_state_dict(state)
+        with turn(self.model):
+            self.online.load_state_dict(state)
 
     def _answer(self, images: Tensor) -> Prediction:
         split = self.model.options.stream_split

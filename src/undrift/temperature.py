@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from undrift._adapted import one_pass
 from undrift._errors import DataError, UndriftWarning
+from undrift._prepared import warn_of_preprocess
+from undrift._turns import turn
 from undrift.layers import evaluating
 from undrift.perturb import Perturbed
 from undrift.predict import forward, sound_batches, unwrapped
@@ -46,8 +48,9 @@ def temperature(
         True
     """
     model, change = unwrapped(model), augment or mirror_and_move
+    warn_of_preprocess(model, batches, stacklevel=4)  # behind no_grad
     logits, agreements = [], []
-    with evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
+    with turn(model), evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
         for images in sound_batches(model, batches):
             changed = change(images)
             if len(changed) != len(images):

@@ -1,0 +1,57 @@
+"""Arguments that are not what they have to be, found before anything happens."""
+
+import operator
+from typing import Any
+
+import torch
+
+from undrift._errors import OptionError
+
+
+def generator_or_seed(given: Any) -> torch.Generator | int | None:
+    """Return a generator, a seed, or None, as it was given."""
+    if given is None or isinstance(given, torch.Generator):
+        return given
+    try:
+        seed = operator.index(given)  # NumPy's whole numbers too
+    except TypeError:
+        seed = 2**64
+    if not -(2**63) <= seed < 2**64:
+        raise OptionError(
+            f"generator={given!r} is a {type(given).__name__}; needed: a torch.Generator, or a seed, a whole number of "
+            "64 bits. Give generator=0, or leave it out."
+        )
+    return seed
+
+
+def number_from(given: Any, least: float, name: str, to_do: str) -> None:
+    """Raise where what was given is not a finite number from `least` up."""
+    if not _is_number(given) or not least <= given < float("inf"):
+        raise OptionError(f"{name}={given!r} is not a number from {least:g} up. {to_do}")
+
+
+def number_above(given: Any, least: float, name: str, to_do: str) -> None:
+    """Raise where what was given is not a finite number above `least`."""
+    if not _is_number(given) or not least < given < float("inf"):
+        raise OptionError(f"{name}={given!r} is not a number above {least:g}. {to_do}")
+
+
+def _is_number(given: Any) -> bool:
+    """Return whether it is one number: Python's, NumPy's, or a tensor of one."""
+    try:
+        return not isinstance(given, str | bytes) and bool(0 * float(given) == 0)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def count_or_none(given: Any, name: str, to_do: str) -> int | None:
+    """Return a whole number from 1 up, or None, as it was given."""
+    if given is None:
+        return None
+    try:
+        count = 0 if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise OptionError(f"{name}={given!r} is not a whole number from 1 up. {to_do}")
+    return count
