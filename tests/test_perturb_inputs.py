@@ -84,3 +84,40 @@ def test_inference_tensors() -> None:
         writing, other = (undrift.predict(model_of(way), x, 4, fold_limit=0) for way in (True, False))
         assert torch.equal(writing.probs, other.probs)
         assert torch.equal(x, images())
+
+
+class Writer(nn.Module):
+    """Writes its answer into a tensor that it is given beside the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        out.copy_(self.layer(x).detach())
+        return self.layer(x)
+
+
+def test_what_is_given_beside_the_images_may_be_written_to() -> None:
+    model = undrift.perturb(Writer())
+    for _ in range(3):
+        out = torch.zeros(2, 3)
+        model(torch.rand(2, 4), out)
+        assert out.abs().sum() > 0
+
+
+def test_a_network_that_writes_compiles_to_one_graph() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.sub_(0.5))
+
+    model = undrift.perturb(InPlace())
+    x = torch.rand(2, 4)
+    same = x.clone()
+    model(x)
+    torch.compile(model, backend="eager", fullgraph=True)(x)
+    assert torch.equal(x, same)

@@ -281,3 +281,16 @@ def test_a_perturbed_network_is_given_back_only_where_that_was_asked_and_nobody_
     assert same(net.state_dict(), before)
     undrift.perturb(net)
     assert net[0]._forward_hooks
+
+
+def test_blocks_of_off_may_end_in_any_order() -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.3)
+    x = images(4)
+    first, second = model.off(), model.off()
+    net = first.__enter__()
+    source = net(x)
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.equal(net(x), source)
+    second.__exit__(None, None, None)
+    assert not torch.equal(model(x), source)

@@ -89,24 +89,6 @@ def test_steps_and_answers_take_turns() -> None:
     assert model.key.noisy
 
 
-def test_an_answer_waits_for_the_end_of_off() -> None:
-    model = undrift.perturb(convnet(), init_fraction=0.3)
-    is_off, ended = threading.Event(), threading.Event()
-
-    def source() -> None:
-        with model.off():
-            is_off.set()
-            threading.Event().wait(0.05)
-            ended.set()
-
-    def ask() -> None:
-        is_off.wait()
-        assert undrift.predict(model, images(), 3).mutual_info.max() > 0
-        assert ended.is_set()
-
-    together(source, ask)
-
-
 def test_inside_off_other_threads_may_ask_the_source_network() -> None:
     model = undrift.perturb(convnet())
     with model.off() as net:

@@ -28,7 +28,7 @@ class Attached:
     Attributes:
         before: hooks before a module's forward pass; `after`: behind it.
         swapped: lists of what changes places with the source's tensors.
-        aside: how many `with model.off():` blocks are open.
+        aside: the `with model.off():` blocks that are open, in whatever order they end.
         removed: whether it is off for good.
     """
 
@@ -36,7 +36,8 @@ class Attached:
         self, net: nn.Module, key: Key, before: Hooks, after: Hooks, swapped: Sequence[Sequence[Swapped]]
     ) -> None:
         self.net, self.key, self.before, self.after, self.swapped = net, key, before, after, swapped
-        self.aside, self.removed = 0, False
+        self.removed = False
+        self.aside: list[object] = []
         self._source = Source(net)
         self._handles: list[RemovableHandle] = []
 
@@ -69,11 +70,11 @@ class Attached:
         self._source.restore()
         vars(root_of(self.net)).pop(_NAME, None)
 
-    def leave(self) -> None:
-        """Step aside for a while: Ctrl-C comes before that or after it."""
+    def leave(self, block: object) -> None:
+        """Step aside for a block: Ctrl-C comes before that or after it."""
         with uninterrupted():
-            self.aside += 1
-            if self.aside == 1 and not self.removed:
+            self.aside.append(block)
+            if len(self.aside) == 1 and not self.removed:
                 self.detach()
 
     def warn_of_changes(self) -> None:
@@ -81,12 +82,12 @@ class Attached:
         if not self.removed:
             self._source.warn_of_changes()
 
-    def come_back(self, depth: int) -> None:
-        """Undo what `leave` did since so many blocks were open; nothing where that was nothing, or is undone."""
+    def come_back(self, block: object) -> None:
+        """Undo what `leave` did for a block; nothing where it did nothing yet, or that is undone."""
         with uninterrupted():
-            if self.aside > depth:
-                self.aside = depth
-                if depth == 0 and not self.removed:
+            if block in self.aside:
+                self.aside.remove(block)
+                if not self.aside and not self.removed:
                     self.attach()
 
     def remove(self) -> None:

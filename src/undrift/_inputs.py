@@ -1,7 +1,8 @@
-"""Networks that write into their input (`x.sub_(mean)`): each pass gets a copy, so that every draw sees the same image.
+"""Networks that write into their images (`x.sub_(mean)`): each pass gets a copy, so that every draw sees the same.
 
 Nobody can ask a network whether it does. The first pass gets copies, and they tell; later ones are looked at for what
-is written in some passes only.
+is written in some passes only. Images are the first tensor that a network is given; others may be there to be written
+to, and are handed on.
 """
 
 import warnings
@@ -15,7 +16,7 @@ from undrift.norm import capturing
 
 
 class Inputs:
-    """What is known of a network and its inputs.
+    """What is known of a network and its images.
 
     Attributes:
         copied: whether each pass gets copies: the network writes into them.
@@ -31,13 +32,16 @@ class Inputs:
             args, kwargs = copies(args, kwargs)
             return net(*args, **kwargs)
         # The step that a CUDA graph records has been made before, and if not, a copy would be made in every replay.
-        first = not self.known and not any(capturing(x) for x in _tensors(args, kwargs))
+        images = _images(args, kwargs)
+        if images is None:
+            return net(*args, **kwargs)
+        first = not self.known and not capturing(images)
         if first:
             args, kwargs = copies(args, kwargs)
-        inputs = _tensors(args, kwargs)
-        before = [_writes(x) for x in inputs]
+            images = _images(args, kwargs)
+        before = _writes(images)
         output = net(*args, **kwargs)
-        self.copied = before != [_writes(x) for x in inputs]
+        self.copied = before != _writes(images)
         self.known = self.known or first
         if self.copied and not first:
             warnings.warn(
@@ -51,27 +55,27 @@ class Inputs:
 
 
 def copies(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a pass with a copy of each tensor, through which gradients go on to the caller's.
+    """Return the arguments of a pass with a copy of the images, through which gradients go on to the caller's.
 
     What was one tensor stays one: attention computes otherwise where key and value are the same.
     """
-    made: dict[int, Tensor] = {}
-    for x in _tensors(args, kwargs):
-        if id(x) not in made:
-            made[id(x)] = _copy(x)
-    return tuple(made.get(id(x), x) for x in args), {name: made.get(id(x), x) for name, x in kwargs.items()}
+    images = _images(args, kwargs)
+    if images is None:
+        return args, kwargs
+    copy = _copy(images)
+    return tuple(copy if x is images else x for x in args), {n: copy if x is images else x for n, x in kwargs.items()}
 
 
 def _copy(x: Tensor) -> Tensor:
-    if not x.is_inference():
+    if torch.compiler.is_compiling() or not x.is_inference():
         return x.clone()
     with torch.inference_mode(False):  # tensors that are made in inference mode do not count what is written to them
         return x.clone()
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    return [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+def _images(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
 
 
-def _writes(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+def _writes(x: Tensor | None) -> int:
+    return 0 if x is None or x.is_inference() else x._version

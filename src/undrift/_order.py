@@ -1,75 +1,89 @@
 """Whether a collate function leaves each sample at its place in the batch.
 
 Nobody says so, and nothing shows it afterwards: a label that is kept for a place goes to another image. So the function
-is asked again about the same samples, the first time in another order.
+is asked a second time about the same samples, in another order, with the same random numbers. The rows that it makes
+must follow; where the same rows come back at other places, it sorts or shuffles. Anything else proves nothing: an
+augmentation whose draws go by position makes other rows.
 """
 
-from typing import NamedTuple
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from undrift._batches import images_of
-from undrift._repeat import Repeated
 
 
-class Doubt(NamedTuple):
-    """What speaks against the places of a batch.
+@contextmanager
+def again() -> Iterator[Callable[[], None]]:
+    """Give what puts the global generators back to where they stand now; at the end they are as they were before that.
 
-    Attributes:
-        found: what was found, a part of a sentence that begins with "its collate_fn".
-        lost: whether the places are known to be wrong; else nobody knows.
+    Torch's on a CPU, NumPy's and Python's: those that a collate function draws from, if it has none of its own.
     """
+    before = _state()
+    now = []
 
-    found: str
-    lost: bool
+    def repeat() -> None:
+        now.append(_state())
+        _put(before)
+
+    try:
+        yield repeat
+    finally:
+        if now:
+            _put(now[0])
 
 
-def doubt(again: Repeated, images: Tensor, drew: bool) -> Doubt | None:
-    """Return what speaks against row i of a batch being its sample i; None where it is shown to be.
-
-    A function that draws nothing is asked once more: samples in another order have to give the rows in that order. One
-    that draws numbers (augmentation) gives its i-th draw to whatever lies there; of such a row it is shown that no
-    other sample has any part in it.
+def reorders(collate: Callable[[Any], Any], samples: Sequence[Any], images: Tensor) -> bool:
+    """Return whether a collate function was seen to put samples at other places than their own.
 
     Args:
-        images: what it made of the samples.
-        drew: whether it drew numbers for that.
+        samples: of one batch, copies of its own; the random numbers are those of the first time.
+        images: what it made of them then.
     """
-    try:
-        return _doubt(again, images, drew)
-    except Exception as error:  # whatever it raises, the batch itself was made
-        return Doubt(f"made a batch once and raised {type(error).__name__} ({error}) when asked again", lost=False)
-
-
-def _doubt(again: Repeated, images: Tensor, drew: bool) -> Doubt | None:
     count = len(images)
-    # All but the last go one on. A fixed order of its own (reversed, say) would have to fit this one by chance.
-    other = [*range(count)] if count < 2 else [1, 0] if count == 2 else [count - 2, *range(count - 2), count - 1]
-    if _alike(images_of(again(other)), images[other]):
-        return None
-    if not _alike(images_of(again(range(count))), images):
-        return Doubt("makes another batch of the same samples each time", lost=False)
-    if not drew:
-        return Doubt("reorders or mixes the samples of a batch", lost=True)
-    for bit in range((count - 1).bit_length()):
-        for value in (0, 1):
-            # Of any two samples one is exchanged here and the other is not, for some bit and value.
-            stay = [at for at in range(count) if at >> bit & 1 == value]
-            order = [at if at >> bit & 1 == value else (at + 1) % count for at in range(count)]
-            made = images_of(again(order))
-            if made.shape != images.shape:
-                return Doubt("makes batches whose shape depends on the order of the samples", lost=False)
-            if not _alike(made[stay], images[stay]):
-                return Doubt("draws numbers and reorders or mixes the samples of a batch", lost=True)
-    return None
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether two batches hold the same images, up to the rounding of statistics over a batch."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if count < 3:
         return False
-    if torch.equal(one, other):
-        return True
-    scale = float(other.abs().amax().nan_to_num(0.0, 0.0, 0.0)) if other.numel() else 0.0
-    return torch.allclose(one, other, rtol=1e-5, atol=1e-6 * scale, equal_nan=True)
+    # All but the last go one on: a fixed order of its own (reversed, say) would have to fit this one by chance.
+    other = [count - 2, *range(count - 2), count - 1]
+    try:
+        made = images_of(collate([samples[at] for at in other]))
+    except Exception:  # whatever it raises the second time, the batch itself was made
+        return False
+    if made.shape != images.shape or made.dtype != images.dtype or torch.equal(made, images[other]):
+        return False
+    return _rows(made) == _rows(images)
+
+
+def copied(sample: Any) -> Any:
+    """Return the sample with its containers and tensors copied: a collate function may change them in place.
+
+    What it does not know is handed on untouched, labels among it.
+    """
+    kind = type(sample)  # not isinstance, which asks an object for its class
+    if kind is dict:
+        return {key: copied(value) for key, value in sample.items()}
+    if kind in (list, tuple):
+        return kind(copied(value) for value in sample)
+    if issubclass(kind, Tensor):
+        return sample.detach().clone()
+    return sample.copy() if issubclass(kind, np.ndarray) else sample
+
+
+def _rows(images: Tensor) -> Counter[bytes]:
+    return Counter(bytes(row.contiguous().view(torch.uint8).numpy()) for row in images.detach().cpu())
+
+
+def _state() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002  # old augmentations' own
+
+
+def _put(state: tuple[Any, Any, Tensor]) -> None:
+    random.setstate(state[0])
+    np.random.set_state(state[1])  # noqa: NPY002
+    torch.set_rng_state(state[2])

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from undrift._batches import KEYS, images_of
 from undrift._errors import DataError
-from undrift._order import Doubt, doubt
-from undrift._repeat import Repeated
+from undrift._order import again, copied, reorders
 
 Pass = Iterator[tuple[Tensor, Tensor]]
 """Places (int64, on the CPU) and images, batch by batch."""
@@ -54,7 +53,6 @@ class OfLoader:
         places = range(len(dataset)) if subset is None else sorted({int(i) for i in subset})
         self.size, self.aligned, self.strict = len(places), True, strict
         self.doubts: list[str] = []
-        self._unsure = False
         found = (loader.generator, getattr(sampler, "generator", None))
         self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
         default = loader.collate_fn is default_collate
@@ -99,27 +97,21 @@ class OfLoader:
             at += len(images)
         self._collate.watched = False  # one pass has shown every batch
 
-    def _object(self, found: Doubt) -> None:
+    def _object(self, found: str) -> None:
         do = (
             "Return one row a sample, in the order of the list that it is given; leave out nothing but samples that "
             "are None."
         )
-        if found.lost and self.strict:
+        if self.strict:
             raise DataError(
-                f"the loader's collate_fn {found.found}; needed: a batch whose images lie as their samples do, because "
-                f"this likelihood keeps a label for each by its place in the data set. {do}"
+                f"the loader's collate_fn {found}; needed: a batch whose images lie as their samples do, because this "
+                f"likelihood keeps a label for each by its place in the data set. {do}"
             )
-        if found.lost and self.aligned:
+        if self.aligned:
             self.aligned = self._collate.watched = False
             self.doubts.append(
-                f"the loader's collate_fn {found.found}, and places need a batch whose images lie as their samples do; "
-                f"so the verdict has no agreement, and step.indices are positions in the pass. {do}"
-            )
-        elif not found.lost and not self._unsure:
-            self._unsure = True
-            self.doubts.append(
-                f"the loader's collate_fn {found.found}, so nobody can check that its images lie as their samples do, "
-                f"and labels that are kept for images need that. {do}"
+                f"the loader's collate_fn {found}, and places need a batch whose images lie as their samples do; so "
+                f"the verdict has no agreement, and step.indices are positions in the pass. {do}"
             )
 
 
@@ -145,36 +137,36 @@ class _Placed(Dataset[Any]):
 class _Collate:
     """The user's collate function, with the places beside what it makes, and what speaks against them.
 
-    It may run in a worker, so a doubt is handed on as a value: an error from there would come with its traceback alone.
+    It may run in a worker, so that is handed on as a value: an error from there would come with its traceback alone.
 
     Args:
-        watched: ask it again about each batch, to see that it keeps the order.
+        watched: ask it a second time about each batch, to see that it keeps the order.
     """
 
     def __init__(self, collate: Callable[[Any], Any], watched: bool) -> None:
         self.collate, self.watched = collate, watched
 
-    def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any, Doubt | None]:
+    def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any, str | None]:
         places, samples = [place for place, _ in items], [sample for _, sample in items]
         there = [at for at, sample in enumerate(samples) if _image(sample) is not None]
-        again = Repeated(self.collate, samples) if self.watched else None
-        batch = self.collate(samples)
-        drew = again is not None and again.drew()
-        try:
-            images = images_of(batch)
-        except DataError:
-            return torch.tensor(places), batch, None  # the caller will say it
-        if len(images) != len(places) and len(images) == len(there):
-            # The usual way to leave out broken files: None from the data set, dropped here.
-            places = [places[at] for at in there]
-            again = None if again is None else again.only(there)
-        if len(images) != len(places):
-            found: Doubt | None = Doubt(f"made {len(images)} images of {len(items)} samples", lost=True)
-        else:
-            found = None if again is None else doubt(again, images, drew)
-            # What was shown once of a function that draws is many calls each time, and true of the next batch too.
-            self.watched = self.watched and not (found is None and drew)
-        return torch.tensor(places), batch, found
+        with again() as repeat:
+            kept = [copied(samples[at]) for at in there] if self.watched else []
+            batch = self.collate(samples)
+            try:
+                images = images_of(batch)
+            except DataError:
+                return torch.tensor(places), batch, None  # the caller will say it
+            if len(images) == len(there):
+                # The usual way to leave out broken files: None from the data set, dropped here.
+                places = [places[at] for at in there]
+            if len(images) != len(places):
+                return torch.tensor(places), batch, f"made {len(images)} images of {len(items)} samples"
+            if not self.watched:
+                return torch.tensor(places), batch, None
+            batch = copied(batch)  # it may have one buffer for all batches
+            repeat()
+            lost = reorders(self.collate, kept, images_of(batch))
+        return torch.tensor(places), batch, "reorders the samples of a batch" if lost else None
 
 
 def _image(item: Any) -> Any:

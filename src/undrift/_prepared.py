@@ -16,11 +16,11 @@ from undrift.perturb import Perturbed
 CLOSE = 0.002
 """Means and deviations this near are the same, rounded: half a grey level of 255."""
 
-_said: "WeakKeyDictionary[nn.Module, set[str]]" = WeakKeyDictionary()
+_known: "WeakKeyDictionary[nn.Module, set[tuple[str, ...]]]" = WeakKeyDictionary()  # that were compared before
 
 
 def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> None:
-    """Warn where a domain, or its batches, are prepared otherwise than the model's network expects; once for each way.
+    """Warn where a domain, or its batches, are prepared otherwise than the model's network expects; once for each.
 
     Args:
         given: whatever the caller was given as images; nothing is known of others than a domain and its batches.
@@ -29,9 +29,12 @@ def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> No
     if not isinstance(model, Perturbed) or model.preprocess is None:
         return
     for domain in map(_domain_of, given):
-        lines = "" if domain is None else "; ".join(unlike(model.preprocess, domain))
-        if domain is not None and lines and lines not in (said := _said.setdefault(model, set())):
-            said.add(lines)
+        known = _known.setdefault(model, set())
+        pair = () if domain is None else (domain.name, repr(domain.preprocess), repr(model.preprocess))
+        if domain is None or pair in known:
+            continue
+        known.add(pair)
+        if lines := "; ".join(unlike(model.preprocess, domain)):
             warnings.warn(
                 f"{domain.name} has other preprocessing than model.preprocess, the one this network expects ({lines}; "
                 "the model's first). Answers may be wrong in ways no error shows: give "

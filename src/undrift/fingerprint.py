@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError
+from undrift._turns import turn
 from undrift.perturb import Perturbed
 from undrift.select import plain_name
 
@@ -30,7 +31,7 @@ def fingerprint(net: nn.Module) -> str:
         True
     """
     if isinstance(net, Perturbed):
-        with net.off() as source:
+        with turn(net), net.off() as source:
             return fingerprint(source)
     return _digest(net)
 

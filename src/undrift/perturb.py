@@ -18,7 +18,6 @@ from undrift._inputs import Inputs, copies
 from undrift._interrupts import uninterrupted
 from undrift._swap import Trained
 from undrift._tied import held_weights, refuse_crosswise
-from undrift._turns import turn
 from undrift.key import Key
 from undrift.noise import Noise, Rerun
 from undrift.options import Options, resolve
@@ -177,49 +176,44 @@ class Perturbed(nn.Module):
     @contextmanager
     def off(self) -> Iterator[nn.Module]:
         """Give the source network, bit for bit, for the length of a `with` block; its weights are to stay."""
-        attached = self._attached
-        with turn(self):
-            depth = attached.aside
+        attached, block = self._attached, object()
+        try:
             try:
-                try:
-                    attached.leave()
-                    yield self.net
-                    # Not in `finally`: an error under way says more.
-                    attached.warn_of_changes()
-                finally:
-                    attached.come_back(depth)
-            except BaseException:  # Ctrl-C may come on the way back too, before it is held off
-                attached.come_back(depth)
-                raise
+                attached.leave(block)
+                yield self.net
+                # Not in `finally`: an error under way says more.
+                attached.warn_of_changes()
+            finally:
+                attached.come_back(block)
+        except BaseException:  # Ctrl-C may come on the way back too, before it is held off
+            attached.come_back(block)
+            raise
 
     @contextmanager
     def mean(self) -> Iterator["Perturbed"]:
         """Give the adapted network without noise, its moving statistics at rest, for the length of a `with` block."""
         own = vars(self.key)  # in one call, which Ctrl-C cannot halve
-        with turn(self):
-            before = {"noisy": self.key.noisy, "training": self.key.training}
-            try:
-                own.update(noisy=False, training=False)
-                yield self
-            finally:
-                own.update(before)
+        before = {"noisy": self.key.noisy, "training": self.key.training}
+        try:
+            own.update(noisy=False, training=False)
+            yield self
+        finally:
+            own.update(before)
 
     @contextmanager
     def rest(self) -> Iterator["Perturbed"]:
         """Keep moving statistics where they are, for the length of a `with` block."""
         own = vars(self.key)
-        with turn(self):
-            before = {"training": self.key.training}
-            try:
-                own.update(training=False)
-                yield self
-            finally:
-                own.update(before)
+        before = {"training": self.key.training}
+        try:
+            own.update(training=False)
+            yield self
+        finally:
+            own.update(before)
 
     def remove(self) -> nn.Module:
         """Take the perturbation off and return the network as it was: outputs, tensors, hooks and flags."""
-        with turn(self):
-            self._attached.remove()
+        self._attached.remove()
         return self.net
 
     def give_back(self) -> None:
@@ -228,9 +222,7 @@ class Perturbed(nn.Module):
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
         """Start the noise anew: the same seed gives the same noise, step by step."""
-        generator = generator_or_seed(generator)
-        with turn(self):
-            self.key.reseed(generator)
+        self.key.reseed(generator_or_seed(generator))
 
     def __getstate__(self) -> dict[str, Any]:
         if self._attached.aside:
