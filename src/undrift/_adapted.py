@@ -63,6 +63,11 @@ def noisy_statistics(model: Perturbed) -> bool:
     return any(policy.noisy for policy in kept) or any(policy.knows_noise() for policy in kept)
 
 
+def quiet_statistics(model: Perturbed) -> bool:
+    """Return whether norm layers have kept statistics, none of which noisy passes moved: no draw fits those."""
+    return any(policy.statistics in MOVING for policy in model.norms) and not noisy_statistics(model)
+
+
 @contextmanager
 def one_pass(model: Perturbed) -> Iterator[Perturbed]:
     """Give the network such that one pass stands for its answers, for the length of a `with` block.

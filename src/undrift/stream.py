@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from undrift._adaptable import perturbed, refuse_off
-from undrift._batches import images_of, to_device
+from undrift._adapted import quiet_statistics
+from undrift._batches import device_of, images_of, to_device
 from undrift._begin import given_back, named
 from undrift._captured import check_recordable
-from undrift._errors import DataError, OptionError
+from undrift._errors import DataError, OptionError, PerturbationMismatch
+from undrift._gather import Gather, between_steps, gatherer, warn_of_single
 from undrift._given import number_from
 from undrift._guard import Guard
 from undrift._online import Online
@@ -47,6 +49,7 @@ def stream(
     episodic: bool | None = None,
     guard: bool = False,
     captured: bool = False,
+    gather: int | None = None,
     keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
     preprocess: "Preprocess | None" = None,
@@ -87,6 +90,11 @@ def stream(
             eps) is as it was when it was recorded. The likelihood has to say `recordable = True`, as `entropy`
             and `Information` do: it reads no values back, and no shape in it depends on values. A keeper with a
             `penalty` has to say so too.
+        gather: make a step only when so many images have come since the last one, on all of them: for images that come
+            one by one, which have no batch statistics to speak of. Answers wait for nothing. They are the network's
+            after its last step, under the statistics that this step left (before the first one the source's; of a named
+            method with `norm_statistics="batch"`, "train" takes its place), and with as many draws as without `gather`;
+            a likelihood's own answers (ROID's prior, CoTTA's views) need a batch, and are left out.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: with `method`, makes the noise reproducible.
         preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go
@@ -126,12 +134,14 @@ def stream(
     with torch.inference_mode(False), ExitStack() as failing, ExitStack() as watched:
         if begun is not None:
             recipe, parts = begun
-            model = perturb_plain(model, parts.options, generator, preprocess, classes)
+            chosen_options = parts.options if gather is None else between_steps(parts.options)
+            model = perturb_plain(model, chosen_options, generator, preprocess, classes)
             failing.enter_context(given_back(model))
             likelihood, keepers = parts.likelihood, parts.keepers
             episodic = recipe.episodic if episodic is None else episodic
         assert isinstance(model, Perturbed)
         refuse_off(model)
+        gathers = gatherer(gather, model.options, bool(episodic))
         warn_of_preprocess(model, batches)
         asked = as_likelihood(entropy if likelihood is None else likelihood)
         if captured:
@@ -144,7 +154,7 @@ def stream(
         total = length_hint(batches) or None
         online = Online(model, asked, optimiser, Guard() if guard else None, keepers, captured)
         bar = Bar("stream", total) if progress else None
-        going = Stream(online, iter(batches), chosen, bool(episodic), bar, watched.pop_all())
+        going = Stream(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all())
         if begun is not None:
             model.give_back()
         return going
@@ -167,12 +177,15 @@ class Stream(Iterator[Prediction]):
         batches: Iterator[Any],
         answer: Answer,
         episodic: bool,
+        gather: Gather | None,
         bar: Bar | None,
         watched: ExitStack,
     ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
+        self.gather = gather
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
         self._answered: Prediction | None = None
+        self._single = 0  # batches of one image in a row
         self._batches = batches
         self._shown = ExitStack()
         self._watched = watched
@@ -205,6 +218,9 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
+        self._single = self._single + 1 if len(prediction) == 1 else 0
+        if self._single == 2 and self.gather is None:  # one may be the rest of a folder
+            warn_of_single(self.model)
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: to look is a wait for a GPU, and σ grows slowly.
         if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
@@ -247,12 +263,23 @@ class Stream(Iterator[Prediction]):
     def state_dict(self) -> dict[str, Any]:
         """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
         with turn(self.model):
-            return self.online.state_dict()
+            state = self.online.state_dict()
+            if self.gather is not None:
+                state |= {"gather": self.gather.least, "waiting": [part.clone() for part in self.gather.waiting]}
+            return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
         with turn(self.model):
+            before, now = state.get("gather"), None if self.gather is None else self.gather.least
+            if before != now:
+                raise PerturbationMismatch(
+                    f"the state is of a stream with gather={before}, and this one has gather={now}; a stream goes on "
+                    "with the same. Start it as that one was, or start a new stream."
+                )
             self.online.load_state_dict(state)
+            if self.gather is not None:
+                self.gather.load(state["waiting"], device_of(self.model))
 
     def _answer(self, images: Tensor) -> Prediction:
         split = self.model.options.stream_split
@@ -274,21 +301,40 @@ class Stream(Iterator[Prediction]):
         else:
             # Noise takes dropout's place: only moving statistics know that this is adaptation.
             with evaluating(self.model):
-                before = self.online.step(kept)
-                for _ in range(1, self.model.options.stream_steps):
-                    self.online.step(kept)
-                was_reset = self.online.watch(kept)
-                if self.answer == "before" and not was_reset:
-                    prediction = Prediction.of(*before, sound)
-                else:
-                    draws = self.model.options.test_samples if self.answer == "samples" else 1
-                    prediction = average_sound(self.model, kept, sound, draws)
+                prediction = self._learn(kept, sound) if self.gather is None else self._gathered(kept, sound)
             self._numbers, self._answered = self.online.latest, prediction
         if sound is not None:
             skipped = (~sound).nonzero()[:, 0].tolist()
             self.report.skipped += len(skipped)
             self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
+
+    def _learn(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Make the steps of one batch, and return its answer."""
+        before, was_reset = self._steps(images)
+        if self.answer == "before" and not was_reset:
+            return Prediction.of(*before, sound)
+        draws = self.model.options.test_samples if self.answer == "samples" else 1
+        return average_sound(self.model, images, sound, draws)
+
+    def _gathered(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
+        assert self.gather is not None
+        if (enough := self.gather.add(images)) is not None:
+            self._steps(enough)
+        options = self.model.options
+        draws = options.test_samples if self.answer == "samples" else options.train_samples
+        if not self.online.seen and quiet_statistics(self.model):
+            draws = 0  # the source network, whose statistics fit no draws
+        with self.answering():
+            return average_sound(self.model, images, sound, draws)
+
+    def _steps(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], bool]:
+        """Return what the first step's own pass found, and whether the start state was put back after the last one."""
+        before = self.online.step(images)
+        for _ in range(1, self.model.options.stream_steps):
+            self.online.step(images)
+        return before, self.online.watch(images)
 
 
 def _spread(prediction: Prediction) -> tuple[float, float]:

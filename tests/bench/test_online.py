@@ -88,6 +88,18 @@ def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
     assert reset["nll"] == pytest.approx(net["nll"])  # Tent answers before its step, and every step is taken back
 
 
+def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
+    alone = record(tmp_path, "norm-stats", settings=("gather-64",))
+    assert (alone["batch"], alone["gather"]) == (1, 6)  # the tiny likeness has batches of 6
+    assert alone["options"]["norm_statistics"] == "train"
+    assert "gather" not in record(tmp_path, "norm-stats", settings=("batch-4",))
+    learned = record(tmp_path, "tent", settings=("gather-64",))
+    assert learned["steps"] == 4  # 24 images
+    # It is no point of the curve over sizes of batches: it has a picture of its own.
+    drawn = bench().figures(Store(tmp_path / "online-c10"), tiny(tmp_path, "tent"))
+    assert list(drawn) == ["-tiny-gather-64"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_have_the_published_value_and_what_was_not_run(name: str, tmp_path: Path) -> None:
     outcome = run(bench(name), tiny(tmp_path, "source", seeds=1), lambda _: None, quiet=True)

@@ -10,6 +10,7 @@ import undrift
 from support import same
 from undrift import methods
 from undrift._types import Keeper
+from undrift.cli._answers import rows_of
 from undrift.cli._app import USAGE
 from undrift.data import FileDomain
 
@@ -85,6 +86,39 @@ def test_a_captured_stream_is_the_same_and_may_go_on_without(run: Run) -> None:
     found = run(*STREAM, "--answers", "r.csv", "--method", "roid", "--captured")
     assert (found.code, "captured=True, but Roid" in found.err) == (USAGE, True), found.err
     assert not Path("r.csv").exists()
+
+
+def test_images_one_by_one_are_gathered_as_in_the_api(
+    run: Run, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("stream", "target", *MODEL, "--batch-size", "1", "--quiet", "--method", "tent", "--gather", "7")
+    found = run(*words, "--answers", "s.csv", "--out", "b.safetensors", "--json")
+    assert found.code == 0, found.err
+    going = undrift.stream(network(weights), target().split(1), method="tent", gather=7)
+    answers = [float(p.probs.amax()) for p in going]
+    assert found.json["report"]["steps"] == going.report.steps == len(answers) // 7
+    written = [float(line.split(",")[2]) for line in Path("s.csv").read_text().splitlines()[1:]]
+    assert written == pytest.approx(answers, abs=1e-5)
+    file = undrift.inspect("b.safetensors")
+    assert torch.equal(going.model.net.norm.weight, file.tensors["norm.weight"])
+    assert file.options.norm_statistics == "train"
+    # Stopped with images that wait, it goes on with them; with another number it is another stream.
+    told = []
+
+    def stop_in_the_tenth(*given: object) -> object:
+        told.append(given)
+        if len(told) == 10:
+            raise KeyboardInterrupt
+        return rows_of(*given)
+
+    going_on = (*words, "--answers", "t.csv", "--state", "t.state", "--state-every", "3")
+    with monkeypatch.context() as patch:
+        patch.setattr("undrift.cli.stream.rows_of", stop_in_the_tenth)
+        assert run(*going_on).code == 130
+    found = run(*going_on, "--gather", "8")
+    assert (found.code, "another stream" in found.err) == (1, True), found.err
+    assert run(*going_on).code == 0
+    assert Path("t.csv").read_bytes() == Path("s.csv").read_bytes()
 
 
 def test_a_variant_is_a_preset_of_the_method(run: Run) -> None:

@@ -52,7 +52,11 @@ class Online:
         """Return the benchmark itself, or its tiny likeness on random images."""
         if not request.tiny:
             return self
-        shrunk = tuple(replace(s, batch=s.batch and min(s.batch, TINY_BATCH)) for s in self.settings)
+
+        def least(size: int | None) -> int | None:
+            return size and min(size, TINY_BATCH)
+
+        shrunk = tuple(replace(s, batch=least(s.batch), gather=least(s.gather)) for s in self.settings)
         return replace(
             self,
             networks=(tiny_network(),),

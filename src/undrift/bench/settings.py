@@ -26,6 +26,7 @@ class Setting:
         images: of each domain and severity, at most; None takes the benchmark's number.
         batch: None takes the benchmark's.
         episodic: every batch starts from the source network.
+        gather: images that a step waits for; None makes a step a batch.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Setting:
     images: int | None = None
     batch: int | None = None
     episodic: bool = False
+    gather: int | None = None
 
     def kinds(self, corruptions: Sequence[str]) -> list[Kind]:
         """Return the corruptions and severities that have to be made, each once."""
@@ -50,6 +52,7 @@ SETTINGS = (
     Setting("mixed", "all corruptions shuffled together", "mixed"),
     Setting("classes", "one class after another in each corruption", "class by class"),
     *(Setting(f"batch-{size}", f"batches of {size}, 1,000 images", images=1000, batch=size) for size in BATCHES),
+    Setting("gather-64", "one image at a time, steps on 64, 1,000 images", images=1000, batch=1, gather=64),
 )
 
 

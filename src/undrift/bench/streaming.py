@@ -104,6 +104,7 @@ class Streaming:
             "learnables": learnables(model),
             "file_bytes": file_bytes(model),
             "batch": feed.size,
+            **({} if setting.gather is None else {"gather": setting.gather}),
             "seconds": time.monotonic() - begun,
             "corrupted_on": self.device.type,
             "options": model.options.as_dict(),
@@ -132,7 +133,9 @@ class Streaming:
 
     def given(self, cell: Cell, setting: Setting) -> dict[str, Any]:
         """Return all that a cell's method is given beside the network and the images."""
-        return {**cell.row.settings, **self._needed(cell, setting), **({"episodic": True} if setting.episodic else {})}
+        ways = {"episodic": setting.episodic or None, "gather": setting.gather}
+        given = {name: value for name, value in ways.items() if value is not None}
+        return {**cell.row.settings, **self._needed(cell, setting), **given}
 
     def _needed(self, cell: Cell, setting: Setting) -> dict[str, Any]:
         """Return what a method asks for: preprocessing, the batch, trained parts, or clean images without labels."""
@@ -143,7 +146,7 @@ class Streaming:
         network = next(n for n in self.benchmark.networks if n.name == cell.network)
         needed: dict[str, Any] = {"preprocess": network.preprocess} if "preprocess" in known else {}
         if "batch" in known:  # ROID's authors divide by the configured one, in a domain's last batch too
-            needed["batch"] = setting.batch or self.benchmark.batch
+            needed["batch"] = setting.gather or setting.batch or self.benchmark.batch
         parts = [name for name in known if name in TRAINED and name not in cell.row.settings]
         needed |= {name: self._trained(cell, name) for name in parts}
         asked = [name for name in known if name in SOURCE_SETTINGS]

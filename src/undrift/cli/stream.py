@@ -50,6 +50,10 @@ def run(
     captured: Annotated[
         bool, typer.Option("--captured", help="On a GPU, make one CUDA graph of the gradient: less time in Python.")
     ] = False,
+    gather: Annotated[
+        int | None,
+        typer.Option(help="Make a step every N images, each answered at once: for --batch-size 1.", min=1, metavar="N"),
+    ] = None,
     abstain_below: Annotated[
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
@@ -65,6 +69,7 @@ def run(
 
     Example: undrift stream camera/ --weights source.safetensors --answers answers.csv --state camera.state
     """
+    from undrift._gather import between_steps
     from undrift.cli._resumable import files_of
     from undrift.cli._stream_state import identity_of
     from undrift.file import save
@@ -87,7 +92,8 @@ def run(
         if chosen.recipe is None:
             perturbed = open_perturbed(opened, domain, preset, options, seed)
         else:
-            perturbed = perturbed_afresh(opened, parts.options, seed)
+            scheme = parts.options if gather is None else between_steps(parts.options)
+            perturbed = perturbed_afresh(opened, scheme, seed)
         episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
         batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)
         identity = identity_of(perturbed, pictures, domain) | {
@@ -100,6 +106,7 @@ def run(
             "episodic": episodic,
             "guard": guard,
             "abstain_below": abstain_below,
+            **({} if gather is None else {"gather": gather}),
         }
         saved = files.find(identity, pictures)
         place = 0 if saved is None else saved.position
@@ -113,6 +120,7 @@ def run(
             episodic=episodic,
             guard=guard,
             captured=captured,
+            gather=gather,
             keepers=parts.keepers,
             progress=not session.quiet,
         )
