@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import undrift
 from stream_support import NAN, equal, model_of, state_of
 from support import convnet, images, learnables, same
+from undrift.likelihood import entropy
 from undrift.predict import predict
 from undrift.stream import stream
 
@@ -32,6 +33,19 @@ def test_steps_are_those_of_the_gathered_batches() -> None:
     norm, other = one_by_one.net[1], together.net[1]
     assert torch.equal(norm.running_mean, other.running_mean)
     assert torch.equal(norm.running_var, other.running_var)
+
+
+@pytest.mark.parametrize("method", ["tent", "tent-ft", "roid", "sar", "eta", "eata", "cotta"])
+def test_methods_make_the_steps_that_they_make_on_batches(method: str) -> None:
+    source = {"source": images(12, seed=9)} if method == "eata" else {}
+    found = []
+    for x, gather in ((images(12).split(6), None), (singles(12), 6)):
+        torch.manual_seed(0)
+        s = stream(convnet(), x, method=method, gather=gather, stream_lr=0.01, **source)
+        list(s)
+        assert s.online.seen == 12
+        found.append(learnables(s.model))
+    assert same(*found)
 
 
 def test_a_rest_that_does_not_fill_a_batch_waits() -> None:
@@ -133,11 +147,67 @@ def test_unsound_images_are_not_gathered() -> None:
     assert list(s.report.skipped_at) == [2]
 
 
-def test_images_of_another_size_begin_anew() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    s = stream(undrift.perturb(net), [torch.rand(1, 3, 8, 8), torch.rand(1, 3, 9, 9), torch.rand(1, 3, 9, 9)], gather=2)
-    assert len(list(s)) == 3
-    assert s.online.seen == 2
+def test_images_of_one_size_make_a_step_together() -> None:
+    sides = [8, 9, 9, 10, 8, 8]
+    s = stream(model_of(), [torch.rand(1, 3, side, side) for side in sides], gather=2)
+    list(s)
+    assert s.report.steps == 2
+    assert [part.shape[-1] for part in s.gather.waiting] == [10, 8]
+    # With ever other sizes memory does not grow for ever.
+    s = stream(model_of(), [torch.rand(1, 3, side, 8) for side in range(8, 30)], gather=2)
+    list(s)
+    assert [part.shape[2] for part in s.gather.waiting] == list(range(22, 30))
+
+
+def test_an_image_that_raises_is_not_learned_and_stops_no_other() -> None:
+    x = singles(5)
+    x[1] = x[1].double()
+    x[2] = x[2][:, :1]
+    model, expected = model_of(**QUIET), model_of(**QUIET)
+    s = stream(model, x, gather=3, lr=0.01)
+    next(s)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            next(s)
+    assert len(list(s)) == 2
+    list(stream(expected, [torch.cat([x[0], x[3], x[4]])], lr=0.01))
+    assert same(learnables(model), learnables(expected))
+
+
+@pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 2), (RuntimeError, 0)])
+def test_a_step_that_is_stopped_leaves_its_images_and_one_that_fails_does_not(
+    error: type[BaseException], left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stream(model_of(), singles(6), gather=3)
+    next(s), next(s)
+
+    def stopped(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(s.online, "_take", stopped)
+        with pytest.raises(error):
+            next(s)
+    assert sum(map(len, s.gather.waiting)) == left
+    next(s)
+    assert s.report.steps == (1 if left else 0)
+
+
+def test_after_a_first_step_that_was_missed_the_source_answers_still() -> None:
+    calls = []
+
+    def broken_once(logits: Tensor) -> Tensor:
+        calls.append(1)
+        return entropy(logits) * (NAN if len(calls) == 1 else 1)
+
+    model = model_of()
+    with model.off() as net:
+        expected = net.eval()(singles(5)[4]).softmax(1)
+    s = stream(model, singles(7), broken_once, gather=3)
+    answers = list(s)
+    assert s.report.missed == 1
+    assert torch.equal(answers[4].probs, expected)
+    assert (answers[6].mutual_info > 0).all()  # after the second step
 
 
 @pytest.mark.parametrize("method", ["norm-stats", "tent", "roid", "cotta", "sar", "vmp", "vmp:released", "vmp-roid"])
@@ -163,10 +233,17 @@ def test_cottas_teacher_answers() -> None:
 
 
 def test_what_cannot_be_gathered_is_refused() -> None:
-    with pytest.raises(undrift.OptionError, match=r'norm_statistics="batch".*Perturb with norm_statistics="train"'):
+    with pytest.raises(undrift.OptionError, match=r'its own batch; .*Perturb with norm_statistics="train"'):
         stream(model_of(norm_statistics="batch"), [], gather=4)
-    with pytest.raises(undrift.OptionError, match=r"episodic stream, .* Leave one of them out"):
+    bare = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten())
+    with pytest.raises(undrift.OptionError, match=r"1 \(BatchNorm2d\).*track_running_stats=True"):
+        stream(undrift.perturb(bare), [], gather=4)
+    with pytest.raises(undrift.OptionError, match=r"episodic stream, .* Give episodic=False, or leave gather out"):
         stream(model_of(), [], gather=4, episodic=True)
+    with pytest.raises(undrift.OptionError, match=r"stream_split=3, .* Leave one out"):
+        stream(model_of(stream_split=3), [], gather=4)
+    # What has no statistics of a batch needs none that are kept.
+    stream(undrift.perturb(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), norm_statistics="batch"), [], gather=4)
     for wrong in (0, -1, 2.5, True, "64"):
         with pytest.raises(undrift.OptionError, match=r"gather=.* is not a whole number from 1 up\. Leave it out"):
             stream(model_of(), [], gather=wrong)
@@ -178,10 +255,17 @@ def test_what_cannot_be_gathered_is_refused() -> None:
 
 
 def test_single_images_without_it_get_a_warning() -> None:
-    s = stream(model_of(), singles(4))
+    s = stream(model_of(), [*singles(4), images(2), *singles(4)])
     next(s)
-    with pytest.warns(undrift.UndriftWarning, match=r"one by one, .* needed: .* gather=64"):
+    with pytest.warns(undrift.UndriftWarning, match=r"one by one, .* needed: .* gather=64") as said:
         next(s)
+    assert said[0].filename == __file__
     list(s)  # once
-    for quiet in (stream(model_of(norm_statistics="source"), singles(3)), stream(model_of(), singles(3), gather=2)):
-        assert len(list(quiet)) == 3
+    vectors = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    for model, changes in (
+        (model_of(norm_statistics="source"), {}),
+        (model_of(), {"gather": 2}),
+        (undrift.perturb(vectors), {}),
+    ):
+        assert len(list(stream(model, singles(3), **changes))) == 3
+    assert len(list(stream(model_of(), [images(6), *singles(1), images(6)]))) == 3  # a rest

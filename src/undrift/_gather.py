@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift._errors import OptionError, UndriftWarning
@@ -17,9 +17,11 @@ from undrift._given import count_or_none
 from undrift.options import Options
 from undrift.perturb import Perturbed
 
+SIZES = 4  # of images, each with a batch of its own that fills
+
 
 class Gather:
-    """Keeps images until they are enough for a step.
+    """Keeps images until they are enough for a step: those of one size and precision, as a batch has one.
 
     Attributes:
         least: how many images a step wants.
@@ -30,21 +32,30 @@ class Gather:
         self.least = least
         self.waiting: list[Tensor] = []
 
-    def add(self, images: Tensor) -> Tensor | None:
-        """Return all images that wait, these among them, once they are enough; None until then.
-
-        Images of another size than those that wait take their place: a batch has one.
-        """
-        before = [part for part in self.waiting if part.shape[1:] == images.shape[1:]]
+    def enough(self, images: Tensor) -> Tensor | None:
+        """Return all images of this size that wait, and these, where that is enough for a step."""
+        before = [part for part in self.waiting if _alike(part, images)]
         if sum(map(len, before)) + len(images) < self.least:
-            self.waiting = [*before, images.detach().clone()]  # a camera may write the next image to the same place
             return None
-        self.waiting = []
         return torch.cat([*before, images]) if before else images
+
+    def keep(self, images: Tensor) -> None:
+        """Have these wait; where many sizes come, the oldest make room, so that memory does not grow for ever."""
+        self.waiting.append(images.detach().clone())  # a camera may write the next image to the same place
+        while sum(map(len, self.waiting)) > SIZES * self.least:
+            del self.waiting[0]
+
+    def forget(self, images: Tensor) -> None:
+        """Let go of all that wait and have the size of these."""
+        self.waiting = [part for part in self.waiting if not _alike(part, images)]
 
     def load(self, waiting: Sequence[Tensor], device: torch.device) -> None:
         """Go on with the images that waited when a stream was stopped."""
-        self.waiting = [part.to(device) for part in waiting]
+        self.waiting = [part.to(device, copy=True) for part in waiting]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
 
 
 def between_steps(options: Options) -> Options:
@@ -55,31 +66,55 @@ def between_steps(options: Options) -> Options:
     return options.replace(norm_statistics="train") if options.norm_statistics == "batch" else options
 
 
-def gatherer(gather: Any, options: Options, episodic: bool) -> Gather | None:
+def gatherer(gather: Any, model: Perturbed, episodic: bool) -> Gather | None:
     """Return what gathers so many images for a step, or None for a step a batch."""
     least = count_or_none(gather, "gather", "Leave it out to make a step a batch; 64 serves single images.")
     if least is None:
         return None
     if episodic:
         raise OptionError(
-            f"gather={gather} was given to an episodic stream, which forgets before every batch; what is gathered has "
-            "to outlast one. Leave one of them out."
+            f"gather={least} was given to an episodic stream, which forgets before every batch; what is gathered has "
+            "to outlast one. Give episodic=False, or leave gather out."
         )
-    if options.norm_statistics == "batch":
+    if (split := model.options.stream_split) is not None:
         raise OptionError(
-            f'gather={gather} was given with norm_statistics="batch", which keeps nothing to answer by between two '
-            'steps; needed: statistics that stay. Perturb with norm_statistics="train", which makes the same steps.'
+            f"gather={least} was given with stream_split={split}, which makes steps on so many images at a time; "
+            "needed: one or the other. Leave one out."
+        )
+    for policy in _by_batch(model, ("batch", None)):
+        to_do = (
+            'Perturb with norm_statistics="train", which makes the same steps (a domain file keeps its own options).'
+            if policy.statistics
+            else "Give the network norm layers with track_running_stats=True, or leave gather out."
+        )
+        raise OptionError(
+            f"gather={least}: {policy.name} ({type(policy.layer).__name__}) normalises every answer by its own batch; "
+            f"needed: statistics that are kept between two steps. {to_do}"
         )
     return Gather(least)
 
 
 def warn_of_single(model: Perturbed) -> None:
     """Warn where a stream that normalises by the batch gets images one by one."""
-    if any(p.statistics in ("batch", "train") and isinstance(p.layer, _BatchNorm) for p in model.norms):
+    if _by_batch(model, ("batch", "train", None)):
         warnings.warn(
             "images come one by one, and norm layers of this stream normalise by the batch; needed: some dozens of "
             "images for a step (one alone: 90 % error where the source has 48, a WRN-40-2 on CIFAR-10-C). Give "
             "stream(…, gather=64): it answers each at once and makes a step every 64. Or give larger batches.",
             UndriftWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
+
+
+def _by_batch(model: Perturbed, statistics: Sequence[str | None]) -> list[Any]:
+    """Return the batch norms over images with this policy; None is that of one without statistics of its own.
+
+    Those over vectors (BatchNorm1d) have one value a channel of an image, and take the kept ones for it.
+    """
+    return [
+        policy
+        for policy in model.norms
+        if isinstance(policy.layer, _BatchNorm)
+        and not isinstance(policy.layer, nn.BatchNorm1d)
+        and policy.statistics in statistics
+    ]

@@ -21,7 +21,7 @@ class StreamReport:
         steps: optimiser steps taken.
         skipped: images with NaN or infinite values; they took no part in adaptation.
         skipped_at: places of those images.
-        missed: batches without a step.
+        missed: batches whose step was not made.
         missed_at: place of the batch and the reason.
         resets: times that the state was put back to the stream's start because it was no longer sound.
         resets_at: place of the batch and the reason.

@@ -94,7 +94,8 @@ def stream(
             one by one, which have no batch statistics to speak of. Answers wait for nothing. They are the network's
             after its last step, under the statistics that this step left (before the first one the source's; of a named
             method with `norm_statistics="batch"`, "train" takes its place), and with as many draws as without `gather`;
-            a likelihood's own answers (ROID's prior, CoTTA's views) need a batch, and are left out.
+            a likelihood's own answers (ROID's prior, CoTTA's views) need a batch, and are left out. Images of one size
+            make a step together. What is left when the stream ends is not learned.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: with `method`, makes the noise reproducible.
         preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go
@@ -141,7 +142,7 @@ def stream(
             episodic = recipe.episodic if episodic is None else episodic
         assert isinstance(model, Perturbed)
         refuse_off(model)
-        gathers = gatherer(gather, model.options, bool(episodic))
+        gathers = gatherer(gather, model, bool(episodic))
         warn_of_preprocess(model, batches)
         asked = as_likelihood(entropy if likelihood is None else likelihood)
         if captured:
@@ -218,8 +219,8 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
-        self._single = self._single + 1 if len(prediction) == 1 else 0
-        if self._single == 2 and self.gather is None:  # one may be the rest of a folder
+        self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
+        if self._single == 2 and self.gather is None:  # two in a row, once: one may be the rest of a folder
             warn_of_single(self.model)
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: to look is a wait for a GPU, and σ grows slowly.
@@ -319,15 +320,24 @@ class Stream(Iterator[Prediction]):
 
     def _gathered(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
-        assert self.gather is not None
-        if (enough := self.gather.add(images)) is not None:
-            self._steps(enough)
-        options = self.model.options
-        draws = options.test_samples if self.answer == "samples" else options.train_samples
-        if not self.online.seen and quiet_statistics(self.model):
-            draws = 0  # the source network, whose statistics fit no draws
+        gather, options = self.gather, self.model.options
+        assert gather is not None
+        enough = gather.enough(images)
+        if enough is not None:
+            try:
+                self._steps(enough)
+            except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
+                gather.forget(images)
+                raise
+            gather.forget(images)
+        draws = {"samples": options.test_samples, "before": options.train_samples, "after": 1}[self.answer]
+        if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
+            draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
         with self.answering():
-            return average_sound(self.model, images, sound, draws)
+            prediction = average_sound(self.model, images, sound, draws)
+        if enough is None:
+            gather.keep(images)  # once it is answered: what raises is nothing to learn from
+        return prediction
 
     def _steps(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], bool]:
         """Return what the first step's own pass found, and whether the start state was put back after the last one."""

@@ -99,7 +99,8 @@ class Streaming:
             "source_error_after": forgotten,
             "clean_samples": samples,
             "trained": {name: _sha256(settings[name]) for name in TRAINED if name in settings},
-            "milliseconds": None if "shared" in self.request.extra else clock.milliseconds,
+            # Of gathered images the first batches have no step: their time is not that of the method.
+            "milliseconds": None if setting.gather or "shared" in self.request.extra else clock.milliseconds,
             "peak_mib": peak,
             "learnables": learnables(model),
             "file_bytes": file_bytes(model),
@@ -116,7 +117,7 @@ class Streaming:
         net = copy.deepcopy(self.network(cell.network)).to(self.device)
         if self.request.fast:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            by_pass(net, feed.size)
+            by_pass(net, feed.usual)
         torch.manual_seed(cell.seed)
         return undrift.stream(net, feed, method=cell.row.method, **settings)
 
@@ -129,7 +130,8 @@ class Streaming:
         network = next(n for n in benchmark.networks if n.name == cell.network)
         images = self.corrupted.held(setting.kinds(benchmark.corruptions), count)
         laid_out = plan(setting, benchmark.corruptions, labels, count, size, cell.seed)
-        return Feed(images, labels, laid_out, network.preprocess, self.device, self.request.fast, size)
+        fast = self.request.fast
+        return Feed(images, labels, laid_out, network.preprocess, self.device, fast, size, setting.gather or size)
 
     def given(self, cell: Cell, setting: Setting) -> dict[str, Any]:
         """Return all that a cell's method is given beside the network and the images."""
@@ -183,7 +185,11 @@ class Streaming:
 
 
 class Feed:
-    """Hands a stream its batches one by one; each is ready on the device before its time is taken."""
+    """Hands a stream its batches one by one; each is ready on the device before its time is taken.
+
+    Attributes:
+        size: images of a batch; `usual`: of a step.
+    """
 
     def __init__(
         self,
@@ -194,9 +200,10 @@ class Feed:
         device: torch.device,
         fast: bool,
         size: int,
+        usual: int,
     ) -> None:
         self.images, self.plan, self.preprocess = images, laid_out, preprocess
-        self.device, self.fast, self.size = device, fast, size
+        self.device, self.fast, self.size, self.usual = device, fast, size, usual
         self._kind, self._image = laid_out.kind.to(images.device), laid_out.image.to(images.device)
         self._truth, self._domain = labels[laid_out.image].to(device), laid_out.domain.to(device)
         self._ready: Tensor | None = None

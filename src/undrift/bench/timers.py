@@ -20,6 +20,7 @@ from undrift.bench.offline_run import Adapting
 from undrift.bench.offline_sources import Sources, shot_network
 from undrift.bench.offline_views import StopWatch
 from undrift.bench.quickly import quickly
+from undrift.bench.request import CannotRun
 from undrift.bench.settings import Setting
 from undrift.bench.streaming import Streaming
 from undrift.zoo._gsfda import masked
@@ -64,6 +65,11 @@ class StreamTimer:
         streaming = self.streaming
         setting = self._setting(cell)
         assert setting.batch is not None
+        if setting.gather is not None:
+            raise CannotRun(
+                f"{setting.name} makes a step every {setting.gather} images, and the first {BATCHES} are timed; their "
+                "time would be an answer's alone. Time another setting."
+            )
         given = streaming.given(cell, setting)
         streaming.network(cell.network)
         feed = streaming.feed(replace(cell, images=BATCHES * setting.batch), setting)

@@ -16,7 +16,7 @@ from undrift.cli._online import open_both, open_perturbed, perturbed_afresh
 from undrift.cli._places import Force
 from undrift.cli._session import Session, command
 from undrift.cli._signals import stopping_between_batches
-from undrift.options import Options
+from undrift.options import Options, resolve
 
 
 @command
@@ -39,7 +39,9 @@ def run(
             metavar="FILE",
         ),
     ] = None,
-    state_every: Annotated[int, typer.Option(help="Batches between two states.", min=1)] = 10,
+    state_every: Annotated[
+        int | None, typer.Option(help="Batches between two states. Default: 10, or as many as --gather.", min=1)
+    ] = None,
     method: MethodName = None,
     settings: Settings = None,
     preset: Annotated[str, typer.Option(help="Options to start from: paper or released.")] = "paper",
@@ -58,7 +60,9 @@ def run(
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step. Default: 64, or the method's.", min=1)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images at a time. Default: 64, or the method's.", min=1)
+    ] = None,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
@@ -90,12 +94,15 @@ def run(
         check_threshold(abstain_below, opened.classes)
         parts = chosen.parts(opened.reader)
         if chosen.recipe is None:
+            if gather is not None and domain is None:
+                options = {"norm_statistics": between_steps(resolve(preset, {})).norm_statistics, **options}
             perturbed = open_perturbed(opened, domain, preset, options, seed)
         else:
             scheme = parts.options if gather is None else between_steps(parts.options)
             perturbed = perturbed_afresh(opened, scheme, seed)
         episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
         batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)
+        every = state_every or gather or 10  # what waits for a step is part of a state
         identity = identity_of(perturbed, pictures, domain) | {
             "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
             "method": method,
@@ -133,7 +140,7 @@ def run(
             with stopping_between_batches() as pressed:
                 for number, prediction in enumerate(going, 1):
                     files.log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
-                    files.note(left, going, before | left.skipped(), number % state_every == 0)
+                    files.note(left, going, before | left.skipped(), number % every == 0)
                     if pressed:
                         break
                 files.note(left, going, before | left.skipped(), write=True)

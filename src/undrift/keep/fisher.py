@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift._adapted import keeping_noise
+from undrift._adapted import beside_a_step, keeping_noise
 from undrift._batches import images_of, to_device
 from undrift._errors import DataError, OptionError
 from undrift._types import Keeper, named_learnables, named_sources
@@ -73,7 +73,7 @@ class Fisher(Keeper):
         if parameters:
             with torch.inference_mode(False), torch.enable_grad(), evaluating(model), keeping_noise(model.key):
                 for images in self._batches():
-                    with model.mean():
+                    with beside_a_step(model, noisy=False):
                         logits = forward(model, to_device(images.clone() if images.is_inference() else images, model))
                     loss = F.cross_entropy(logits, logits.detach().argmax(dim=1))
                     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from undrift._adapted import beside_a_step
 from undrift._errors import OptionError
+from undrift._interrupts import surely
 from undrift._outputs import logits as logits_of
 from undrift._types import Step, named_learnables, named_sources
 from undrift.likelihood.augment import Augment
@@ -104,11 +106,11 @@ class Cotta:
         """
         trained = {name: p for name, p in named_learnables(model).items() if name in self.teacher}
         student = {name: p.detach().clone() for name, p in trained.items()}
-        _put(trained, self.teacher)
         try:
+            _put(trained, self.teacher)
             yield model
         finally:
-            _put(trained, student)
+            surely(lambda: _put(trained, student))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the teacher, and where the views stand."""
@@ -133,8 +135,8 @@ def _put(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None
 
 
 def _with_weights(model: Perturbed, weights: dict[str, Tensor], images: Tensor) -> Tensor:
-    """Return the logits of the mean network with other weights, its norm policy the same."""
-    with model.mean():
+    """Return the logits of the mean network with other weights, normalised as in a step."""
+    with beside_a_step(model, noisy=False):
         try:
             return logits_of(torch.func.functional_call(model, weights, (images,)))
         except BaseException:
