@@ -2,8 +2,8 @@
 
 Few have poor statistics; many leave the first images of a new domain to the statistics of the last one. Sizes 16 to 128
 on speckle noise, Gaussian blur and saturate (severity 5), one after another and never reset; never on the fifteen that
-results are reported on. WRN-40-2, 500 and 1,000 images of each: the longer a domain stays, the more a larger number is
-worth. Beside them the source, and single images without gathering, which normalise by themselves.
+results are reported on. WRN-40-2, 1,000 images of each: the longer a domain stays, the more a larger number is worth.
+Beside them the source, and single images without gathering, which normalise by themselves.
 
 The rule is that of benchmarks/rates.py: the least error; of values within two standard errors of it, the nearest to 64,
 the batch of `undrift stream` and of most who train.
@@ -15,10 +15,11 @@ Predicted, error % of norm statistics and of Tent with 1,000 images, before thes
     norm statistics   24.0   22.5   22.0   24.0
     Tent              26.0   23.0   21.5   23.5
 
-and the rule takes 64.
+and the rule takes 64. Seen: 23.3, 21.1, 21.2, 23.5 and 23.9, 21.4, 21.0, 23.3, and it does; 32 cannot be told from it.
+The source has 49.7, single images that normalise by themselves 89.8.
 
 Command:   python benchmarks/gather.py --data ../shared/data/cifar10 [--images 1000]
-Hardware:  one CPU core, shared with other work: about a quarter of an hour.
+Hardware:  one CPU core, shared with other work: about 25 minutes.
 Seeds:     0.
 Output:    gather.json under --results, and a table on the terminal.
 """

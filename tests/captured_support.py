@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 import undrift
 from undrift import _captured, norm
+from undrift._streaming import Stream
 from undrift.likelihood import entropy
-from undrift.stream import Stream, stream
+from undrift.stream import stream
 
 # Methods and settings whose captured stream is the plain one, with a tape and with a graph.
 RUNS: list[tuple[str, dict[str, Any]]] = [

@@ -18,8 +18,9 @@ import captured_support as support
 import undrift
 from captured_support import RUNS, asking, going, loaded, network, off, reset, state, the_same
 from undrift._captured import CapturedGradient
+from undrift._streaming import Stream
 from undrift.likelihood import Information, entropy
-from undrift.stream import Stream, stream
+from undrift.stream import stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 

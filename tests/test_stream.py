@@ -15,10 +15,11 @@ import undrift
 from stream_support import NAN, batches, equal, model_of, state_of
 from support import convnet, images, learnables, same
 from undrift._adapted import beside_a_step
+from undrift._streaming import Stream
 from undrift.likelihood import Consistency, Shot, entropy
 from undrift.optimise import make_optimiser
 from undrift.predict import predict
-from undrift.stream import Stream, stream
+from undrift.stream import stream
 
 
 def test_a_step_by_hand() -> None:

@@ -16,6 +16,7 @@ from undrift._errors import (
     UndriftError,
     UndriftWarning,
 )
+from undrift._streaming import Stream
 from undrift._types import Step
 from undrift.adapt import adapt
 from undrift.capture import Captured
@@ -32,7 +33,7 @@ from undrift.perturb import Perturbed, perturb, remove
 from undrift.predict import predict
 from undrift.prediction import Prediction
 from undrift.report import Report, join
-from undrift.stream import Stream, stream
+from undrift.stream import stream
 from undrift.temperature import temperature
 from undrift.together import together
 from undrift.train import SourceHeader, Trained, TrainOptions, load_source, read_header, train_preset, train_source

@@ -12,7 +12,7 @@ import undrift
 from online_support import batches, close, entropies, network, trained, twin
 from support import images, same
 from undrift._adapted import snapshot
-from undrift.stream import Stream
+from undrift._streaming import Stream
 
 NOISY = ("0", "3", "7")  # the layers of `smooth` that have weights
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from undrift._errors import DataError, PerturbationMismatch, UndriftError
+from undrift._streaming import Stream
 from undrift.cli._answer_log import AnswerLog
 from undrift.cli._images import InOrder
 from undrift.cli._places import alone
 from undrift.cli._session import Session
 from undrift.cli._stream_state import Names, NoState, Saved, differences, read_state, write_state
 from undrift.data import Domain
-from undrift.stream import Stream
 
 
 @contextmanager
