@@ -1,7 +1,7 @@
 """Images that come one by one: each is answered at once, and a step waits until enough of them are there.
 
 Norm layers that normalise by the batch need one. Of single images a network makes next to nothing (WRN-40-2 on
-CIFAR-10-C: 90 % error, where the source has 48), and its steps ruin it.
+CIFAR-10-C: 90 % error, where the source has 49), and its steps ruin it.
 """
 
 import warnings
@@ -99,7 +99,7 @@ def warn_of_single(model: Perturbed) -> None:
     if _by_batch(model, ("batch", "train", None)):
         warnings.warn(
             "images come one by one, and norm layers of this stream normalise by the batch; needed: some dozens of "
-            "images for a step (one alone: 90 % error where the source has 48, a WRN-40-2 on CIFAR-10-C). Give "
+            "images for a step (one alone: 90 % error where the source has 49, a WRN-40-2 on CIFAR-10-C). Give "
             "stream(…, gather=64): it answers each at once and makes a step every 64. Or give larger batches.",
             UndriftWarning,
             stacklevel=3,
