@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from undrift._errors import OptionError
 from undrift._types import Keeper
-from undrift.options import Options, _suggest
+from undrift.options import Options, _suggest, answering_draws
 
 Loop = Literal["stream", "adapt"]
 
@@ -86,8 +86,7 @@ class Method:
             return "with several members" if self.ensemble else "no"
         if not self.online:
             return "yes" if options.test_samples > 1 else "with more samples"
-        draws = {"samples": options.test_samples, "before": options.train_samples, "after": 1}[options.answer]
-        return "yes" if draws > 1 else "after the stream"
+        return "yes" if answering_draws(options) > 1 else "after the stream"
 
     @property
     def changes(self) -> str:

@@ -20,7 +20,7 @@ from undrift._stream_report import StreamReport
 from undrift._turns import turn
 from undrift._types import Deploying
 from undrift.layers import evaluating
-from undrift.options import Answer
+from undrift.options import Answer, answering_draws
 from undrift.perturb import Perturbed
 from undrift.predict import average_sound, finite_rows, some_logits
 from undrift.prediction import Prediction, entropy_of, histogram
@@ -195,7 +195,7 @@ class Stream(Iterator[Prediction]):
                 gather.forget(images)
                 raise
             gather.forget(images)
-        draws = {"samples": options.test_samples, "before": options.train_samples, "after": 1}[self.answer]
+        draws = answering_draws(options, self.answer)
         if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
             draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
         with self.answering():

@@ -146,6 +146,19 @@ class Options(Changeable):
             raise OptionError("; ".join(problems) + ". `help(undrift.Options)` lists every option.")
 
 
+def answering_draws(options: Options, answer: Answer | None = None) -> int:
+    """Return with how many draws a stream answers, with its own kind of answer or another; 0 is the mean network.
+
+    Examples:
+        >>> answering_draws(Options(test_samples=10)), answering_draws(Options(answer="before", train_samples=0))
+        (10, 0)
+    """
+    if not options.layers:
+        return 0
+    draws = {"samples": options.test_samples, "before": options.train_samples, "after": 1}
+    return draws[answer or options.answer]
+
+
 def preset(name: str) -> Options:
     """Return the preset of that name: "paper" or "released"."""
     if name not in PRESETS:

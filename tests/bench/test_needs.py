@@ -21,11 +21,11 @@ from undrift.bench.offline_rows import offline_rows
 from undrift.bench.online import Online
 from undrift.bench.rows import online_rows
 from undrift.bench.run import hearing
-from undrift.bench.streaming import clean_samples
 from undrift.bench.tiny_parts import TinyParts
 from undrift.cli import main
 from undrift.keep import Moments
 from undrift.likelihood.second_head import rotation_head
+from undrift.options import answering_draws
 
 FLAGS = ["bench", "online-c10", "--tiny", "--seeds", "1", "--device", "cpu", "--quiet"]
 
@@ -149,10 +149,10 @@ def test_warnings_of_others_go_their_way_and_many_are_few() -> None:
 
 def test_clean_images_are_asked_as_the_stream_was() -> None:
     drawn = {
-        name: clean_samples(methods.get(name).options) for name in ("vmp:paper", "vmp:released", "vmp-roid", "tent")
+        name: answering_draws(methods.get(name).options) for name in ("vmp:paper", "vmp:released", "vmp-roid", "tent")
     }
     assert drawn == {"vmp:paper": 10, "vmp:released": 1, "vmp-roid": 0, "tent": 0}
-    assert clean_samples(methods.get("vmp").options.replace(answer="after")) == 1
+    assert answering_draws(methods.get("vmp").options.replace(answer="after")) == 1
 
 
 def test_the_mean_network_is_asked_where_the_mean_network_answered(

@@ -25,7 +25,7 @@ from undrift.bench.settings import Plan, Setting, plan
 from undrift.bench.tiny_parts import TinyParts
 from undrift.data import Preprocess, TensorDomain
 from undrift.fingerprint import fingerprint
-from undrift.options import Options
+from undrift.options import answering_draws
 
 if TYPE_CHECKING:
     from undrift.bench.online import Online
@@ -88,7 +88,7 @@ class Streaming:
                 if number % SHOWN_EVERY == 0:
                     bar.advance(0, error=f"{100 * scoring.error():.1f} %")
             peak, model = memory.peak(), stream.model
-            samples = clean_samples(model.options)
+            samples = answering_draws(model.options)
             with stream.answering():
                 forgotten = self._clean_error(model, feed, samples)
         corruptions = self.benchmark.corruptions
@@ -226,18 +226,6 @@ class Feed:
             assert self._ready is not None, "a batch is made ready before the stream asks for it"
             ready, self._ready = self._ready, None
             yield ready
-
-
-def clean_samples(options: Options) -> int:
-    """Return with how many draws a stream with these options answered; 0 is the mean network.
-
-    Examples:
-        >>> clean_samples(Options(test_samples=10)), clean_samples(Options(answer="before", train_samples=0))
-        (10, 0)
-    """
-    if not options.layers:
-        return 0
-    return {"before": options.train_samples, "after": 1, "samples": options.test_samples}[options.answer]
 
 
 def _sha256(file: Path) -> str:
