@@ -64,17 +64,24 @@ def pacs(request: Request) -> str:
     run = [row for row in offline.rows if page.done(row, page.main)]
     if not run:
         return f"{heading} Not run yet."
-    shown, tasks = _few(run), [task for task in page.main if any(page.records(row, task) for row in run)]
+    # All of them, however many: rivals that are ahead on a task or two must not be left out.
+    tasks = [task for task in page.main if any(page.records(row, task) for row in run)]
     lines = [
-        [marked(title(row), page.of_row(row, tasks)), *(_three(page, row, task) for task in tasks)] for row in shown
+        [
+            marked(title(row), page.of_row(row, tasks)),
+            *(_three(page, row, task) for task in tasks),
+            page.text(row, tasks, "accuracy", digits=1),
+            len({record["seed"] for record in page.of_row(row, tasks)}),
+        ]
+        for row in run
     ]
-    records = [record for row in shown for task in tasks for record in page.records(row, task)]
-    left = _left(len(offline.rows), run, shown, [offline.name, "generalized"])
+    records = [record for row in run for task in tasks for record in page.records(row, task)]
+    left = _left(len(offline.rows), run, run, [offline.name, "generalized"])
     untouched = sum(not any(page.records(row, task) for row in offline.rows) for task in page.tasks)
     left += f" {untouched} of {len(page.tasks)} tasks are not run yet." if untouched else ""
-    header = ["method", *(task.title for task in tasks)]
-    below = footnotes({row.label: page.of_row(row, tasks) for row in shown})
-    return _block(heading, about(records), table(header, lines), _below(shown, below, left))
+    header = ["method", *(task.title for task in tasks), "mean, target", "seeds"]
+    below = footnotes({row.label: page.of_row(row, tasks) for row in run})
+    return _block(heading, about(records), table(header, lines), _below(run, below, left))
 
 
 def cells(request: Request) -> str:

@@ -58,6 +58,19 @@ def test_a_captured_stream_is_the_plain_one(method: str, settings: dict[str, Any
     )
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_single_images_that_are_gathered_make_the_steps_of_their_batches(captured: bool) -> None:
+    x, quiet = batches(9), {"layers": (), "test_samples": 0, "captured": captured}
+    together = going(x, **quiet)
+    one_by_one = going([image for batch in x for image in batch.split(1)], gather=8, **quiet)
+    assert len(list(together)) == 9
+    assert len(list(one_by_one)) == 72
+    assert one_by_one.report.steps == 9
+    ends = [{n: v for n, v in state(s).items() if n != "key.step"} for s in (one_by_one, together)]
+    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
+    assert not captured or replays(one_by_one)
+
+
 def test_a_class_prior_is_brought_to_the_gpu_before_the_recording() -> None:
     prior = Information([1, 2, 3, 4, 5])
     plain, fast = (asking(batches(8), captured, prior) for captured in (False, True))

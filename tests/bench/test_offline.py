@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,11 @@ def test_a_picture_shows_the_most_cells_between_which_none_lacks_a_number(tmp_pa
         for task in tasks:
             page.store.put(page.cells(row, task)[0], {"accuracy": 0.5})
     assert page.compared() == ([first, second], [there, back])  # four cells; three rows on one task would be three
+    page = Page(bench, page.store, replace(request, seeds=3), asked(request))
+    for row in (first, second, third):
+        for cell in page.cells(row, there):
+            page.store.put(cell, {"accuracy": 0.5})
+    assert page.compared() == ([first, second, third], [there])  # nine cells, with their seeds
 
 
 def test_statistics_of_the_batch_are_asked_for_in_batches_of_the_method(tmp_path, monkeypatch):

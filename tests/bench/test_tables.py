@@ -78,7 +78,7 @@ def test_a_spread_needs_two_numbers() -> None:
 
 def test_a_figures_title_says_what_it_found(tmp_path: Path) -> None:
     marks = [Mark("tent", [20.0, 21.0], 20.7), Mark("roid", [16.9], 16.2)]
-    assert finding(marks, "C10") == "C10\nroid errs least: 16.9 %, published 16.2 %"
+    assert finding(marks, "C10") == "C10\nroid errs least: 16.9 %, published 16.2 % (one seed)"
     assert finding(marks, "C10", less_is_better=False).endswith("tent is best: 20.5 %, published 20.7 %")
     assert lines(tmp_path / "a.png", "title", {"tent": {1: 90.0, 200: 18.0}}, ("images a batch", "error %")) > 1000
 

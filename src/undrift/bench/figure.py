@@ -64,7 +64,7 @@ def finding(marks: Sequence[Mark], what: str, less_is_better: bool = True) -> st
     """Return which method is best, in words."""
     best = (min if less_is_better else max)(marks, key=lambda mark: mark.mean)
     said = "" if best.published is None else f", published {best.published:.1f} %"
-    said += " (one seed)" if all(len(mark.numbers) == 1 for mark in marks) else ""
+    said += " (one seed)" if len(best.numbers) == 1 else ""
     return f"{what}\n{best.name} {'errs least' if less_is_better else 'is best'}: {best.mean:.1f} %{said}"
 
 

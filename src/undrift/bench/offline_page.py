@@ -115,15 +115,21 @@ class Page:
     def compared(self, name: str = "accuracy") -> tuple[list[Row], list[Task]]:
         """Return rows and tasks between which no cell lacks a number, for a picture in which all means compare.
 
-        Tasks: those of one of the main rows, or those that all of them have, whichever shows the most cells; rows:
-        those that have all these tasks.
+        Tasks: the main ones, those of one of the main rows, or those that all of them have, whichever shows the most
+        cells, each seed counted; rows: those that have all these tasks.
         """
         begun = [row for row in self.bench.rows if self.measured(row, self.tasks, name)]
         leading = [row for row in begun if row.tier == "A" and not row.control] or begun
         own = [self.measured(row, self.tasks, name) for row in leading]
         shared = [task for task in self.tasks if own and all(task in tasks for tasks in own)]
-        whole = [[row for row in begun if self.measured(row, tasks, name) == tasks] for tasks in (shared, *own)]
-        return max(zip(whole, (shared, *own), strict=True), key=lambda shown: len(shown[0]) * len(shown[1]))
+        choices = [shared, *own, list(self.main)]
+        whole = [[row for row in begun if self.measured(row, tasks, name) == tasks] for tasks in choices]
+
+        def cells(shown: tuple[list[Row], list[Task]]) -> int:
+            rows, tasks = shown
+            return sum(len(tasks) * max(len(self.by_seed(row, tasks, name)), 1) for row in rows)
+
+        return max(zip(whole, choices, strict=True), key=cells)
 
 
 def pages(bench: "Offline", store: Store, request: Request) -> list[Page]:
