@@ -27,6 +27,7 @@ Output:    gather.json under --results, and a table on the terminal.
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,20 @@ SIZES, USUAL = (16, 32, 64, 128), 64
 METHODS = ("norm-stats", "tent")
 
 
-def errors(folder: Path, images: Tensor, labels: Tensor, method: str, gather: int | None) -> list[float]:
+def errors(folder: Path, batches: Iterable[Tensor], labels: Tensor, method: str, **ways: Any) -> list[float]:
     """Return the part of the answers that were wrong, for each corruption."""
     torch.manual_seed(0)
     net = zoo.load("wrn40_2", folder / "wrn40_2.safetensors").eval()
-    stream = undrift.stream(net, images.split(1), method=method, gather=gather)
+    stream = undrift.stream(net, batches, method=method, **ways)
     wrong = torch.cat([answer.label for answer in stream]) != labels
     stream.remove()
     return [float(part.float().mean()) for part in wrong.view(len(DEVELOPMENT), -1)]
+
+
+def write_beside(place: Path, name: str, one: dict[str, Any]) -> None:
+    """Write a record under its name, beside those that a file has already."""
+    result: dict[str, Any] = json.loads(place.read_text("utf-8")) if place.is_file() else {}
+    write_text(place, json.dumps(result | {name: one}, indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
@@ -68,7 +75,7 @@ def main() -> None:
     one: dict[str, Any] = machine(torch.device("cpu")) | {"images": asked.images}
     runs = [("source", None), ("norm-stats", None), *((method, size) for method in METHODS for size in SIZES)]
     for method, size in runs:
-        found = errors(asked.data, images, labels, method, size)
+        found = errors(asked.data, images.split(1), labels, method, gather=size)
         name = "single images" if size is None else str(size)
         one.setdefault(method, {})[name] = found
         shown = " / ".join(f"{100 * part:.1f}" for part in found)
@@ -78,10 +85,7 @@ def main() -> None:
         for method in METHODS
     }
     one["seconds"] = round(time.perf_counter() - begun)
-    place = asked.results / "gather.json"
-    result: dict[str, Any] = json.loads(place.read_text("utf-8")) if place.is_file() else {}
-    result[f"{asked.images} images"] = one
-    write_text(place, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    write_beside(asked.results / "gather.json", f"{asked.images} images", one)
     print(f"The rule takes {one['chosen']}; {one['seconds']} s")
 
 

@@ -5,7 +5,7 @@ CIFAR-10-C: 90 % error, where the source has 49), and its steps ruin it.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class Gather:
         waiting: those that came since the last one, in the parts in which they came.
     """
 
+    balanced = False
+
     def __init__(self, least: int) -> None:
         self.least = least
         self.waiting: list[Tensor] = []
@@ -39,7 +41,7 @@ class Gather:
             return None
         return torch.cat([*before, images]) if before else images
 
-    def keep(self, images: Tensor) -> None:
+    def keep(self, images: Tensor, _classes: Tensor, /) -> None:
         """Have these wait; where many sizes come, the oldest make room, so that memory does not grow for ever."""
         self.waiting.append(images.detach().clone())  # a camera may write the next image to the same place
         while sum(map(len, self.waiting)) > SIZES * self.least:
@@ -49,9 +51,17 @@ class Gather:
         """Let go of all that wait and have the size of these."""
         self.waiting = [part for part in self.waiting if not _alike(part, images)]
 
-    def load(self, waiting: Sequence[Tensor], device: torch.device) -> None:
+    def learned(self, images: Tensor) -> None:
+        """Let go of what a step has learned from: all that are like these."""
+        self.forget(images)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that waits, for a stream that goes on."""
+        return {"gather": self.least, "waiting": [part.clone() for part in self.waiting]}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on with the images that waited when a stream was stopped."""
-        self.waiting = [part.to(device, copy=True) for part in waiting]
+        self.waiting = [part.to(device, copy=True) for part in state["waiting"]]
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -66,10 +76,15 @@ def between_steps(options: Options) -> Options:
     return options.replace(norm_statistics="train") if options.norm_statistics == "batch" else options
 
 
-def gatherer(gather: Any, model: Perturbed, episodic: bool) -> Gather | None:
-    """Return what gathers so many images for a step, or None for a step a batch."""
+def check_gather(gather: Any, balanced: bool, model: Perturbed, episodic: bool) -> int | None:
+    """Return how many images a step waits for, or None for a step a batch."""
     least = count_or_none(gather, "gather", "Leave it out to make a step a batch; 64 serves single images.")
     if least is None:
+        if balanced:
+            raise OptionError(
+                "balanced=True was given without gather; needed: how many images the balanced memory has room for. "
+                "Give gather=64 as well."
+            )
         return None
     if episodic:
         raise OptionError(
@@ -91,7 +106,7 @@ def gatherer(gather: Any, model: Perturbed, episodic: bool) -> Gather | None:
             f"gather={least}: {policy.name} ({type(policy.layer).__name__}) normalises every answer by its own batch; "
             f"needed: statistics that are kept between two steps. {to_do}"
         )
-    return Gather(least)
+    return least
 
 
 def warn_of_single(model: Perturbed) -> None:

@@ -130,22 +130,20 @@ class Stream(Iterator[Prediction]):
         """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
         with turn(self.model):
             state = self.online.state_dict()
-            if self.gather is not None:
-                state |= {"gather": self.gather.least, "waiting": [part.clone() for part in self.gather.waiting]}
-            return state
+            return state if self.gather is None else state | self.gather.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
         with turn(self.model):
-            before, now = state.get("gather"), None if self.gather is None else self.gather.least
+            before, now = _how(state.get("gather"), state.get("balanced", False)), _how_of(self.gather)
             if before != now:
                 raise PerturbationMismatch(
-                    f"the state is of a stream with gather={before}, and this one has gather={now}; a stream goes on "
-                    "with the same. Start it as that one was, or start a new stream."
+                    f"the state is of a stream with {before}, and this one has {now}; a stream goes on with the same. "
+                    "Start it as that one was, or start a new stream."
                 )
             self.online.load_state_dict(state)
             if self.gather is not None:
-                self.gather.load(state["waiting"], device_of(self.model))
+                self.gather.load(state, device_of(self.model))
 
     def _answer(self, images: Tensor) -> Prediction:
         split = self.model.options.stream_split
@@ -194,14 +192,14 @@ class Stream(Iterator[Prediction]):
             except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
                 gather.forget(images)
                 raise
-            gather.forget(images)
+            gather.learned(images)
         draws = answering_draws(options, self.answer)
         if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
             draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
         with self.answering():
             prediction = average_sound(self.model, images, sound, draws)
-        if enough is None:
-            gather.keep(images)  # once it is answered: what raises is nothing to learn from
+        if enough is None or gather.balanced:  # once they are answered: what raises is nothing to learn from
+            gather.keep(images, prediction.label if sound is None else prediction.label[sound])
         return prediction
 
     def _steps(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], bool]:
@@ -210,6 +208,15 @@ class Stream(Iterator[Prediction]):
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)
         return before, self.online.watch(images)
+
+
+def _how_of(gather: Gather | None) -> str:
+    return _how(None, False) if gather is None else _how(gather.least, gather.balanced)
+
+
+def _how(gather: int | None, balanced: bool) -> str:
+    """Return how a stream gathers, in its arguments."""
+    return f"gather={gather}" + ", balanced=True" * balanced
 
 
 def _spread(prediction: Prediction) -> tuple[float, float]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from undrift._adaptable import perturbed, refuse_off
+from undrift._balanced import BalancedGather
 from undrift._begin import given_back, named
 from undrift._captured import check_recordable
 from undrift._errors import DataError, OptionError
-from undrift._gather import between_steps, gatherer
+from undrift._gather import Gather, between_steps, check_gather
 from undrift._given import number_from
 from undrift._guard import Guard
 from undrift._online import Online
@@ -42,6 +43,7 @@ def stream(
     guard: bool = False,
     captured: bool = False,
     gather: int | None = None,
+    balanced: bool = False,
     keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
     preprocess: "Preprocess | None" = None,
@@ -88,6 +90,10 @@ def stream(
             method with `norm_statistics="batch"`, "train" takes its place), and with as many draws as without `gather`;
             a likelihood's own answers (ROID's prior, CoTTA's views) need a batch, and are left out. Images of one size
             make a step together. What is left when the stream ends is not learned.
+        balanced: with `gather`, make steps on a memory of so many images that has as many of each class that the
+            network predicts, the newest of each: for streams whose classes come in runs (a camera that looks at one
+            thing for a while), which ruin what normalises by the batch. An image is learned from after it was answered,
+            perhaps in several steps, perhaps in none.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: with `method`, makes the noise reproducible.
         preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go
@@ -134,7 +140,8 @@ def stream(
             episodic = recipe.episodic if episodic is None else episodic
         assert isinstance(model, Perturbed)
         refuse_off(model)
-        gathers = gatherer(gather, model, bool(episodic))
+        least = check_gather(gather, balanced, model, bool(episodic))
+        gathers = None if least is None else (BalancedGather if balanced else Gather)(least)
         warn_of_preprocess(model, batches)
         asked = as_likelihood(entropy if likelihood is None else likelihood)
         if captured:

@@ -100,6 +100,15 @@ def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
     assert list(drawn) == ["-tiny-gather-64"]
 
 
+def test_classes_in_runs_are_learned_from_a_balanced_memory(tmp_path: Path) -> None:
+    runs, plain = (record(tmp_path, "tent", settings=(name,)) for name in ("balanced-64", "classes-2000"))
+    assert (runs["batch"], runs["gather"], runs["balanced"]) == (6, 6, True)
+    assert not {"gather", "balanced"} & plain.keys()
+    assert (runs["steps"], plain["steps"]) == (3, 4)  # the last six images are answered, and not learned from
+    drawn = bench().figures(Store(tmp_path / "online-c10"), tiny(tmp_path, "tent"))
+    assert list(drawn) == ["-tiny-classes-2000", "-tiny-balanced-64"]  # neither asks about sizes of batches
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tables_have_the_published_value_and_what_was_not_run(name: str, tmp_path: Path) -> None:
     outcome = run(bench(name), tiny(tmp_path, "source", seeds=1), lambda _: None, quiet=True)

@@ -121,6 +121,21 @@ def test_images_one_by_one_are_gathered_as_in_the_api(
     assert Path("t.csv").read_bytes() == Path("s.csv").read_bytes()
 
 
+def test_a_balanced_memory_is_that_of_the_api(run: Run, weights: dict[str, Tensor]) -> None:
+    words = ("stream", "target", *MODEL, "--batch-size", "3", "--quiet", "--method", "tent", "--balanced")
+    found = run(*words, "--answers", "s.csv", "--gather", "7", "--json")
+    assert found.code == 0, found.err
+    going = undrift.stream(network(weights), target().split(3), method="tent", gather=7, balanced=True)
+    answers = [p for prediction in going for p in prediction.probs.amax(1).tolist()]
+    assert found.json["report"]["steps"] == going.report.steps > 0
+    written = [float(line.split(",")[2]) for line in Path("s.csv").read_text().splitlines()[1:]]
+    assert written == pytest.approx(answers, abs=1e-5)
+    found = run(*words, "--answers", "t.csv")
+    assert (found.code, "--balanced was given without --gather; needed:" in found.err) == (USAGE, True), found.err
+    assert "Give --gather 64 as well." in found.err
+    assert not Path("t.csv").exists()
+
+
 def test_a_variant_is_a_preset_of_the_method(run: Run) -> None:
     found = run(*STREAM, "--answers", "s.csv", "--out", "b.safetensors", "--method", "vmp:released")
     assert found.code == 0, found.err

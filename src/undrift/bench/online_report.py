@@ -104,7 +104,7 @@ def figures(bench: "Online", store: Store, request: Request) -> dict[str, Callab
             marks = [_mark(part, row) for row in bench.rows if part.records(row)]
             if not marks:
                 continue
-            if setting.batch is not None and setting.gather is None:
+            if setting.of_sizes and setting.batch is not None:
                 for mark in marks:
                     sizes.setdefault(mark.name, {})[setting.batch] = mark.mean
                 continue

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -27,6 +27,7 @@ class Setting:
         batch: None takes the benchmark's.
         episodic: every batch starts from the source network.
         gather: images that a step waits for; None makes a step a batch.
+        balanced: these are a memory with as many of each predicted class.
     """
 
     name: str
@@ -37,6 +38,12 @@ class Setting:
     batch: int | None = None
     episodic: bool = False
     gather: int | None = None
+    balanced: bool = False
+
+    @property
+    def of_sizes(self) -> bool:
+        """Whether it asks about the size of a batch, and about nothing else."""
+        return self.batch is not None and self.gather is None and self.arrival == "domain by domain"
 
     def kinds(self, corruptions: Sequence[str]) -> list[Kind]:
         """Return the corruptions and severities that have to be made, each once."""
@@ -45,6 +52,14 @@ class Setting:
 
 CONTINUAL = Setting("continual", "one corruption after another, never reset")
 BATCHES = (1, 4, 16, 64, 200)
+# Four batches a class.
+RUNS = Setting(
+    "classes-2000",
+    "one class after another, 2,000 images in batches of 50",
+    "class by class",
+    images=2000,
+    batch=50,
+)
 SETTINGS = (
     CONTINUAL,
     Setting("episodic", "reset before every batch", episodic=True),
@@ -53,6 +68,14 @@ SETTINGS = (
     Setting("classes", "one class after another in each corruption", "class by class"),
     *(Setting(f"batch-{size}", f"batches of {size}, 1,000 images", images=1000, batch=size) for size in BATCHES),
     Setting("gather-64", "one image at a time, steps on 64, 1,000 images", images=1000, batch=1, gather=64),
+    RUNS,
+    replace(
+        RUNS,
+        name="balanced-64",
+        title="one class after another, 2,000 images in batches of 50, steps on a balanced memory of 64",
+        gather=64,
+        balanced=True,
+    ),
 )
 
 

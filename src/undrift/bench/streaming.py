@@ -106,6 +106,7 @@ class Streaming:
             "file_bytes": file_bytes(model),
             "batch": feed.size,
             **({} if setting.gather is None else {"gather": setting.gather}),
+            **({"balanced": True} if setting.balanced else {}),
             "seconds": time.monotonic() - begun,
             "corrupted_on": self.device.type,
             "options": model.options.as_dict(),
@@ -135,7 +136,7 @@ class Streaming:
 
     def given(self, cell: Cell, setting: Setting) -> dict[str, Any]:
         """Return all that a cell's method is given beside the network and the images."""
-        ways = {"episodic": setting.episodic or None, "gather": setting.gather}
+        ways = {"episodic": setting.episodic or None, "gather": setting.gather, "balanced": setting.balanced or None}
         given = {name: value for name, value in ways.items() if value is not None}
         return {**cell.row.settings, **self._needed(cell, setting), **given}
 

@@ -56,6 +56,13 @@ def run(
         int | None,
         typer.Option(help="Make a step every N images, each answered at once: for --batch-size 1.", min=1, metavar="N"),
     ] = None,
+    balanced: Annotated[
+        bool,
+        typer.Option(
+            "--balanced",
+            help="With --gather N, make steps on N images with as many of each predicted class: for classes in runs.",
+        ),
+    ] = False,
     abstain_below: Annotated[
         float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
     ] = None,
@@ -114,6 +121,7 @@ def run(
             "guard": guard,
             "abstain_below": abstain_below,
             **({} if gather is None else {"gather": gather}),
+            **({"balanced": True} if balanced else {}),
         }
         saved = files.find(identity, pictures)
         place = 0 if saved is None else saved.position
@@ -128,6 +136,7 @@ def run(
             guard=guard,
             captured=captured,
             gather=gather,
+            balanced=balanced,
             keepers=parts.keepers,
             progress=not session.quiet,
         )
