@@ -191,8 +191,9 @@ def test_a_mean_over_some_tasks_says_so(tmp_path):
     page.store.put(page.cells(row, back)[0], {"failed": "it broke"})
     assert page.failures() == {"source": f"in 1 cells, the first ({back.title}): it broke"}
     page.store.put(page.cells(row, back)[0], {"accuracy": 0.6})
-    # Seed 1 has one task of two: its mean would be of something else.
-    assert page.means(row, page.tasks, "accuracy") == [0.4]
+    # Seed 1 has one task of two: no mean of a seed, but of the tasks' own (30 and 60).
+    assert page.means(row, page.tasks, "accuracy") == []
+    assert page.text(row, page.tasks, "accuracy") == "45.00"
     assert page.compared() == ([row], [there, back])
 
 

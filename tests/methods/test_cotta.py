@@ -85,12 +85,13 @@ class Order(Keeper):
 
 
 def test_the_teacher_sees_the_student_before_it_is_restored() -> None:
-    likelihood = Cotta(0.0, pace=0.5, seed=0)
+    likelihood = Cotta(1.0, 2, pace=0.5, seed=0)  # with views: else student and teacher agree, and nothing moves
     first, second = Order(likelihood), Order(likelihood)
     model = undrift.perturb(network(), layers=(), norm_statistics="batch", train="*")
     source = {n: s.clone() for n, s in named_sources(model).items()}
     list(undrift.stream(model, batches(1), likelihood, lr=0.01, keepers=[first, Restore(0.5, seed=0), second]))
     (teacher, student), (later, restored) = first.seen[0], second.seen[0]
+    assert max(float((student[n] - source[n]).abs().max()) for n in teacher) > 1e-4
     back = 0
     for name, t in teacher.items():
         torch.testing.assert_close(t, 0.5 * source[name] + 0.5 * student[name])

@@ -88,7 +88,8 @@ def markdown(bench: Offline, store: Store, request: Request) -> str:
             text += [f"Means over {len(tasks)} of {len(page.tasks)} tasks:\n", _summary(page, tasks) + "\n"]
         text += ["Held-out source / target / harmonic mean, accuracy % by task:\n", _by_task(page), *below(page)]
     protocol = (
-        "Mean ± standard deviation over seeds. Source networks are trained on 80 % of the source, and asked about the "
+        "Mean ± standard deviation over seeds; over tasks with different numbers of them, of each task's own mean and "
+        "without deviation. Source networks are trained on 80 % of the source, and asked about the "
         "other 20 % after adaptation. Nothing tells the network which images are the source's; only G-SFDA is told, "
         "which has a feature mask for each. NLL and ECE are of the target; time, memory, learnables and file as in "
         "offline.md."

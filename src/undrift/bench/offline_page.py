@@ -65,13 +65,17 @@ class Page:
         return [task for task in tasks if _known(self.records(row, task), name)]
 
     def by_seed(self, row: Row, tasks: Sequence[Task], name: str) -> dict[int, float]:
-        """Return the mean over tasks of one number, for each seed that has them all; nothing where no seed has."""
+        """Return the mean over tasks of one number, for each seed; nothing where a seed lacks a task.
+
+        With some seeds left out it would be another mean than that of the numbers a page has for each task.
+        """
         found: dict[int, list[float]] = {}
         for task in tasks:
             for record in self.records(row, task):
                 if record.get(name) is not None:
                     found.setdefault(record["seed"], []).append(record[name])
-        return {seed: statistics.fmean(numbers) for seed, numbers in found.items() if len(numbers) == len(tasks)}
+        whole = all(len(numbers) == len(tasks) for numbers in found.values())
+        return {seed: statistics.fmean(numbers) for seed, numbers in found.items()} if whole else {}
 
     def means(self, row: Row, tasks: Sequence[Task], name: str) -> list[float]:
         """Return these means alone."""

@@ -93,7 +93,7 @@ def _summary(page: Page) -> str:
     groups |= {f"all {len(page.tasks)} tasks": page.tasks}
     header = ["method", *(f"accuracy %, {name}" for name in groups)]
     header += (["published %"] if _has_paper(page) else []) + [*SCORES, "held-out source %", *COSTS]
-    rows = [_source_using(page, name, len(header), len(groups)) for name in SOURCE_USING if _has_paper(page)]
+    rows = [_source_using(page, name, len(header), len(groups)) for name in _uses_source(page)]
     for row in page.bench.rows:
         tasks = page.main if page.done(row, page.main) else page.tasks
         records = page.of_row(row)
@@ -124,7 +124,7 @@ def _source_using(page: Page, name: str, width: int, groups: int) -> list[str]:
 def _by_task(page: Page, of: Sequence[Row] | None = None) -> str:
     header = ["method", *(task.title for task in page.tasks), "Mean"]
     said = page.dataset.published
-    rows = [[f"{name} ({ASIDE})", *_in_brackets(page, said[name])] for name in SOURCE_USING if _has_paper(page)]
+    rows = [[f"{name} ({ASIDE})", *_in_brackets(page, said[name])] for name in _uses_source(page)]
     for row in page.bench.rows if of is None else of:
         ours = [page.numbers(row, task, ["accuracy"]) for task in page.tasks]
         ours.append(page.text(row, page.tasks, "accuracy", digits=1))
@@ -141,6 +141,11 @@ def _in_brackets(page: Page, said: Published | None) -> list[str]:
     return [*(f"({said.domains[page.place(task)]:.1f})" for task in page.tasks), mean]
 
 
+def _uses_source(page: Page) -> list[str]:
+    """Return the methods that look at source data, in the order of the paper's table."""
+    return [name for name in page.dataset.published if name in SOURCE_USING]
+
+
 def _has_paper(page: Page) -> bool:
     return bool(page.dataset.published)
 
@@ -155,13 +160,14 @@ def _mark(page: Page, row: Row, tasks: list[Task]) -> figure.Mark:
 def _notes(bench: "Offline") -> str:
     protocol = (
         "Mean ± standard deviation over seeds, of means over tasks. The last epoch counts; no label of the target "
-        "chooses anything. Source networks are trained on 80 % of the source by SHOT's recipe, the best epoch by the "
-        "other 20 %, on which the held-out source accuracy is measured after adaptation. A seed has its own split, "
-        "source network, order and noise."
+        "chooses anything. Source networks are trained on 80 % of the source by SHOT's recipe (its own split is 90 to "
+        "10), the best epoch by the other 20 %, on which the held-out source accuracy is measured after adaptation. A "
+        "seed has its own split, source network, order and noise."
     )
     costs = (
         "Time is the median of a step with its random crops, memory the peak without the images. A task that was not "
-        "run is left out of a mean, which says so."
+        "run is left out of a mean, which says so. Where tasks have different numbers of seeds, a mean over them is of "
+        "each task's own mean, and has no deviation."
     )
     aside = (
         f"{', '.join(SOURCE_USING)} look at source data while they adapt: {ASIDE}; their values, and those in "

@@ -18,17 +18,26 @@ VMP_RATES: dict[str, dict[str, Any]] = {
     "imagenet": {"stream_optimiser": "sgd", "stream_lr": 1e-4},
 }
 
+ROIDS = (
+    "its labels are its authors'; its NLL and ECE are of logits × prior, the prior divided by its own mean "
+    '(`correct_prior="scaled"`). The logits that its authors return are smaller by the number of classes, and say '
+    "little of how sure it is."
+)
+
 # What readers have to know of a row's values; see docs/benchmarks.md.
 NOTES = {
     "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error); the "
     "search on development images takes the same (benchmarks/rates.py).",
     "bbb": "no author gives a rate for adaptation; its 1e-4 is what the search on development images takes "
     "(benchmarks/rates.py). At VMP's 5e-4 it had 66.5 % error on CIFAR-10-C (WRN-40-2).",
+    "roid": ROIDS,
+    "vmp-roid": ROIDS,
     "ttt": "its authors start every corruption from the source; here, as every row, it is never reset between them. It "
     "runs with a head and the network that was trained together with it, not the other rows' source network, and with "
-    "nothing else: `--weights NETWORK=FILE --set head=FILE`.",
+    "nothing else: `--weights NETWORK=FILE --set head=FILE`. (With --tiny an untrained head stands for it.)",
     "bacs": "its authors average several networks; this is one. It runs with a posterior that was collected at source "
-    "training, and with nothing else: `--set posterior=FILE`. No author gives a rate for its entropy; at PETAL's 1e-3, "
+    "training, and with nothing else: `--set posterior=FILE` (with --tiny two jittered copies stand for it). No author "
+    "gives a rate for its entropy; at PETAL's 1e-3, "
     "which goes with another loss, it had 90 % error on CIFAR-10-C. Its 1e-4 is what the search on development images "
     "takes by its rule (benchmarks/rates.py); it cannot tell 1e-5 from it.",
 }
