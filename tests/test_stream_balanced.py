@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 import undrift
 from stream_support import NAN, equal, model_of, state_of
-from support import images, same
+from support import images, learnables, same
 from undrift._balanced import BalancedGather, Memory
 from undrift.demo.setting import Setting, load_world
+from undrift.predict import predict
 from undrift.stream import stream
+
+QUIET = {"layers": (), "test_samples": 0}
 
 
 def numbered(first: int, count: int) -> Tensor:
@@ -69,24 +72,36 @@ class Spy(undrift.likelihood.Information):
         return super().__call__(logits)
 
 
-def test_steps_are_made_on_the_memory_once_as_many_images_have_come() -> None:
+def test_steps_are_made_on_a_full_memory_for_half_as_many_images() -> None:
     spy = Spy()
-    s = stream(model_of(), images(30).split(3), spy, gather=6, balanced=True)
-    assert [len(p) for p in s] == [3] * 10
-    # A batch is learned from when the next one is there: after images 6, 12, 18 and 24.
-    assert spy.sizes == [6] * 4
-    assert s.report.steps == 4
-    assert s.online.seen == 24
+    s = stream(model_of(), images(30).split(2), spy, gather=8, balanced=True)
+    assert [len(p) for p in s] == [2] * 15
+    # After 8 images, when it is full, then after 12, 16, … 28; the last two wait.
+    assert spy.sizes == [8] * 6
+    assert s.report.steps == 6
     (memory,) = s.gather.memories.values()
-    assert len(memory.images) == 6
-    assert memory.new == 6
+    assert len(memory.images) == 8
+    assert memory.new == 2
+
+
+def test_the_batch_that_a_step_waited_for_is_learned_from_and_then_answered() -> None:
+    model = model_of(**QUIET)
+    s = stream(model, images(8).split(4), gather=8, balanced=True, lr=0.01)
+    next(s)
+    got = next(s)
+    (memory,) = s.gather.memories.values()
+    assert torch.equal(memory.images, images(8))
+    expected = model_of(**QUIET)
+    list(stream(expected, [images(8)], lr=0.01))
+    assert same(learnables(model), learnables(expected))
+    assert equal(got, predict(model, images(8)[4:], 0))
 
 
 def test_answers_before_the_first_step_are_the_sources() -> None:
     model = model_of()
     with model.off() as net:
         expected = net.eval()(images(9)).softmax(1)
-    *_, last = answers = list(stream(model, images(9).split(3), gather=6, balanced=True))
+    *_, last = answers = list(stream(model, images(9).split(3), gather=9, balanced=True))
     assert torch.equal(torch.cat([p.probs for p in answers[:2]]), expected[:6])
     assert (last.mutual_info > 0).all()
 
@@ -130,7 +145,7 @@ def test_a_step_that_is_stopped_leaves_its_memory_and_one_that_fails_does_not(
     error: type[BaseException], left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s = stream(model_of(), images(18).split(3), gather=6, balanced=True)
-    next(s), next(s)
+    next(s)
 
     def stopped(*_: object) -> None:
         raise error
@@ -161,9 +176,9 @@ def test_what_has_no_answer_is_not_kept() -> None:
 
 def test_images_of_each_size_have_a_memory() -> None:
     sides = [8, 9, 8, 9, 8]
-    s = stream(model_of(), [torch.rand(2, 3, side, side) for side in sides], gather=4, balanced=True)
+    s = stream(model_of(), [torch.rand(2, 3, side, side) for side in sides], gather=6, balanced=True)
     list(s)
-    assert s.report.steps == 1  # the third batch of side 8 finds four images
+    assert s.report.steps == 1  # of the three batches of side 8
     assert [memory.images.shape[-1] for memory in s.gather.memories.values()] == [9, 8]
     s = stream(model_of(), [torch.rand(2, 3, side, 8) for side in range(8, 20)], gather=4, balanced=True)
     list(s)

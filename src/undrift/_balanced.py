@@ -58,7 +58,7 @@ class Memory:
 
 
 class BalancedGather(Gather):
-    """Gathers a balanced memory: a step is made on all of it, once as many images have come as it has room for.
+    """Gathers a balanced memory: once it is full, steps are made on all of it, one for half as many new images.
 
     Attributes:
         memories: one for each size and precision of images, as a batch has one.
@@ -70,10 +70,19 @@ class BalancedGather(Gather):
         super().__init__(least)
         self.memories: dict[tuple[Any, ...], Memory] = {}
 
+    def due(self, images: Tensor) -> bool:
+        """Return whether it will be time for a step with these."""
+        return self._time(self.memories.get(_kind(images)), len(images))
+
     def enough(self, images: Tensor) -> Tensor | None:
-        """Return the memory of images like these where it is time for a step; they themselves are not known yet."""
+        """Return the memory of images like these where it is time for a step."""
         memory = self.memories.get(_kind(images))
-        return None if memory is None or memory.new < self.least else memory.images
+        return memory.images if memory is not None and self._time(memory) else None
+
+    def _time(self, memory: Memory | None, more: int = 0) -> bool:
+        """Return whether a memory is full, and half of as many images have come since the last step."""
+        held, new = (0, 0) if memory is None else (len(memory.classes), memory.new)
+        return held + more >= self.least and 2 * (new + more) >= self.least
 
     def learned(self, images: Tensor) -> None:
         """Wait for as many images again, and keep those that there are."""

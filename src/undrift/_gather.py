@@ -34,6 +34,10 @@ class Gather:
         self.least = least
         self.waiting: list[Tensor] = []
 
+    def due(self, images: Tensor) -> bool:
+        """Return whether these fill what a step waits for."""
+        return self.enough(images) is not None
+
     def enough(self, images: Tensor) -> Tensor | None:
         """Return all images of this size that wait, and these, where that is enough for a step."""
         before = [part for part in self.waiting if _alike(part, images)]
@@ -83,7 +87,7 @@ def check_gather(gather: Any, balanced: bool, model: Perturbed, episodic: bool) 
         if balanced:
             raise OptionError(
                 "balanced=True was given without gather; needed: how many images the balanced memory has room for. "
-                "Give gather=64 as well."
+                "Give gather=128 as well."
             )
         return None
     if episodic:

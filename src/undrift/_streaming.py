@@ -24,6 +24,7 @@ from undrift.options import Answer, answering_draws
 from undrift.perturb import Perturbed
 from undrift.predict import average_sound, finite_rows, some_logits
 from undrift.prediction import Prediction, entropy_of, histogram
+from undrift.temperature import logits_once
 
 
 class Stream(Iterator[Prediction]):
@@ -183,8 +184,11 @@ class Stream(Iterator[Prediction]):
 
     def _gathered(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
-        gather, options = self.gather, self.model.options
+        gather = self.gather
         assert gather is not None
+        if gather.balanced and gather.due(images):  # it sorts images by their class, and is to have these as well
+            with self.answering():
+                gather.keep(images, _classes(logits_once(self.model, images)))
         enough = gather.enough(images)
         if enough is not None:
             try:
@@ -193,14 +197,19 @@ class Stream(Iterator[Prediction]):
                 gather.forget(images)
                 raise
             gather.learned(images)
+        prediction = self._between_steps(images, sound)
+        if enough is None:  # once they are answered: what raises is nothing to learn from
+            gather.keep(images, prediction.label if sound is None else prediction.label[sound])
+        return prediction
+
+    def _between_steps(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Return the answer of the network as its last step left it."""
+        options = self.model.options
         draws = answering_draws(options, self.answer)
         if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
             draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
         with self.answering():
-            prediction = average_sound(self.model, images, sound, draws)
-        if enough is None or gather.balanced:  # once they are answered: what raises is nothing to learn from
-            gather.keep(images, prediction.label if sound is None else prediction.label[sound])
-        return prediction
+            return average_sound(self.model, images, sound, draws)
 
     def _steps(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], bool]:
         """Return what the first step's own pass found, and whether the start state was put back after the last one."""
@@ -208,6 +217,11 @@ class Stream(Iterator[Prediction]):
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)
         return before, self.online.watch(images)
+
+
+def _classes(logits: Tensor) -> Tensor:
+    """Return the class of each image, −1 where there is none."""
+    return logits.argmax(1).where(torch.isfinite(logits).all(1), -1)
 
 
 def _how_of(gather: Gather | None) -> str:

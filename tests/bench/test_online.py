@@ -101,12 +101,12 @@ def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
 
 
 def test_classes_in_runs_are_learned_from_a_balanced_memory(tmp_path: Path) -> None:
-    runs, plain = (record(tmp_path, "tent", settings=(name,)) for name in ("balanced-64", "classes-2000"))
+    runs, plain = (record(tmp_path, "tent", settings=(name,)) for name in ("balanced-128", "classes-2000"))
     assert (runs["batch"], runs["gather"], runs["balanced"]) == (6, 6, True)
     assert not {"gather", "balanced"} & plain.keys()
-    assert (runs["steps"], plain["steps"]) == (3, 4)  # the last six images are answered, and not learned from
+    assert (runs["steps"], plain["steps"]) == (4, 4)
     drawn = bench().figures(Store(tmp_path / "online-c10"), tiny(tmp_path, "tent"))
-    assert list(drawn) == ["-tiny-classes-2000", "-tiny-balanced-64"]  # neither asks about sizes of batches
+    assert list(drawn) == ["-tiny-classes-2000", "-tiny-balanced-128"]  # neither asks about sizes of batches
 
 
 @pytest.mark.parametrize("name", NAMES)

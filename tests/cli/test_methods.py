@@ -132,7 +132,7 @@ def test_a_balanced_memory_is_that_of_the_api(run: Run, weights: dict[str, Tenso
     assert written == pytest.approx(answers, abs=1e-5)
     found = run(*words, "--answers", "t.csv")
     assert (found.code, "--balanced was given without --gather; needed:" in found.err) == (USAGE, True), found.err
-    assert "Give --gather 64 as well." in found.err
+    assert "Give --gather 128 as well." in found.err
     assert not Path("t.csv").exists()
 
 

@@ -71,9 +71,9 @@ SETTINGS = (
     RUNS,
     replace(
         RUNS,
-        name="balanced-64",
-        title="one class after another, 2,000 images in batches of 50, steps on a balanced memory of 64",
-        gather=64,
+        name="balanced-128",
+        title="one class after another, 2,000 images in batches of 50, steps on a balanced memory of 128",
+        gather=128,
         balanced=True,
     ),
 )

@@ -16,7 +16,7 @@ ON_THE_SHELL = {
     "stream(…, gather=64)": "--gather 64",
     "Give episodic=False, or leave gather out.": "Give --no-episodic, or leave --gather out.",
     "balanced=True was given without gather;": "--balanced was given without --gather;",
-    "Give gather=64 as well.": "Give --gather 64 as well.",
+    "Give gather=128 as well.": "Give --gather 128 as well.",
     "resume=False": "--no-resume",
     "Name it: trunk='resnet50.safetensors'": "Name it: --trunk FILE",
     "Lower batch_size to": "Lower --batch-size to",
