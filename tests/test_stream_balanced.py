@@ -2,20 +2,39 @@
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import undrift
-from stream_support import NAN, equal, model_of, state_of
-from support import images, learnables, same
-from undrift._balanced import BalancedGather, Memory
+from stream_support import NAN, equal, state_of
+from support import convnet, images, learnables, same
+from undrift._balanced import OLDEST, Memory
 from undrift.demo.setting import Setting, load_world
+from undrift.likelihood import entropy
 from undrift.predict import predict
 from undrift.stream import stream
 
 QUIET = {"layers": (), "test_samples": 0}
+
+
+@torch.no_grad()
+def many_sided() -> nn.Module:
+    """Return a small network that says one thing of one image, and another of another."""
+    torch.manual_seed(0)
+    net = convnet().eval()
+    features = net[:8](images(40))
+    weight = torch.randn(5, 8) / features.std(0)
+    net[8].weight.copy_(weight)
+    net[8].bias.copy_(-weight @ features.mean(0))
+    assert torch.bincount(net(images(40)).argmax(1)).max() < 16
+    return net
+
+
+def model_of(**options: object) -> undrift.Perturbed:
+    return undrift.perturb(many_sided(), generator=torch.Generator().manual_seed(0), **options)
 
 
 def numbered(first: int, count: int) -> Tensor:
@@ -24,40 +43,71 @@ def numbered(first: int, count: int) -> Tensor:
 
 
 def held(memory: Memory) -> list[int]:
+    assert memory.images is not None
     return memory.images[:, 0, 0, 0].int().tolist()
 
 
 def test_the_oldest_of_the_most_frequent_class_makes_room() -> None:
-    memory = Memory(4, numbered(0, 1))
-    memory.add(numbered(0, 3), [7, 7, 7])
-    assert (held(memory), memory.classes) == ([0, 1, 2], [7, 7, 7])
-    memory.add(numbered(3, 2), [5, 7])  # five for four places: of four 7s the oldest goes
-    assert (held(memory), memory.classes) == ([1, 2, 3, 4], [7, 7, 5, 7])
-    memory.add(numbered(5, 1), [6])
-    assert (held(memory), memory.classes) == ([2, 3, 4, 5], [7, 5, 7, 6])
-    memory.add(numbered(6, 1), [5])  # two 7s and two 5s: the oldest of them all
-    assert (held(memory), memory.classes) == ([3, 4, 5, 6], [5, 7, 6, 5])
-    memory.add(numbered(7, 20), [9] * 20)  # a run pushes itself out first: one of each class is left
-    assert (held(memory), memory.classes) == ([4, 5, 6, 26], [7, 6, 5, 9])
-    assert memory.new == 27
+    def then(images: Tensor, *classes: int) -> tuple[list[int], tuple[int, ...]]:
+        nonlocal memory
+        memory = memory.added(images, torch.tensor(classes))
+        return held(memory), memory.classes
+
+    memory = Memory(4)
+    assert then(numbered(0, 3), 7, 7, 7) == ([0, 1, 2], (7, 7, 7))
+    assert then(numbered(3, 2), 5, 7) == ([1, 2, 3, 4], (7, 7, 5, 7))  # five for four places: of four 7s the oldest
+    assert then(numbered(5, 1), 6) == ([2, 3, 4, 5], (7, 5, 7, 6))
+    assert then(numbered(6, 1), 5) == ([3, 4, 5, 6], (5, 7, 6, 5))  # two 7s and two 5s: the oldest of them all
+    # A run pushes itself out first: one of each class is left.
+    assert then(numbered(7, 20), *[9] * 20) == ([4, 5, 6, 26], (7, 6, 5, 9))
+    assert (memory.count, memory.new) == (27, 27)
+    # What has no answer is nothing to learn from.
+    assert then(numbered(27, 2), -1, 8) == ([5, 6, 26, 28], (6, 5, 9, 8))
+    assert memory.added(numbered(29, 2), torch.tensor([-1, -1])) is memory
+
+
+def test_what_is_too_old_goes_however_rare_its_class() -> None:
+    memory = Memory(2).added(numbered(0, 2), torch.tensor([3, 4]))
+    for number in range(2, 2 * OLDEST, 2):
+        memory = memory.added(numbered(number, 2), torch.tensor([4, 4]))
+        assert memory.classes == (3, 4)
+    memory = memory.added(numbered(2 * OLDEST, 2), torch.tensor([4, 4]))
+    assert (held(memory), memory.classes) == ([2 * OLDEST, 2 * OLDEST + 1], (4, 4))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_memory_holds_the_newest_of_each_class_and_no_more_than_its_room(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    memory, told, room = Memory(10, numbered(0, 1)), {}, 10
+    memory, told, room = Memory(20), {}, 20
     for first in range(0, 200, 8):
-        classes = torch.randint(first // 50, first // 50 + 3, (8,), generator=generator).tolist()
-        told |= dict(zip(range(first, first + 8), classes, strict=True))
-        memory.add(numbered(first, 8), classes)
-        assert [told[n] for n in held(memory)] == memory.classes  # the images that the list says
-        assert held(memory) == sorted(held(memory))
+        classes = torch.randint(first // 50, first // 50 + 3, (8,), generator=generator)
+        told |= dict(zip(range(first, first + 8), classes.tolist(), strict=True))
+        memory = memory.added(numbered(first, 8), classes)
+        assert tuple(told[n] for n in held(memory)) == memory.classes  # the images that the list says
+        assert held(memory) == sorted(held(memory)) == list(memory.came)
         assert len(memory.classes) == min(room, first + 8)
-        assert memory._held.shape[0] == room
+        # No class has two more than another of which an image had to go.
+        counts = {its: memory.classes.count(its) for its in set(told.values())}
+        gone = {told[n] for n in range(max(0, first - 8), first + 8) if n not in memory.came}
+        assert all(counts[its] >= max(counts.values()) - 1 for its in gone)
     for its in set(memory.classes):  # the newest of each class
         all_of = [number for number, known in told.items() if known == its]
         kept = [number for number in held(memory) if told[number] == its]
         assert kept == all_of[-len(kept) :]
+
+
+def test_no_step_is_made_while_one_class_has_more_than_half() -> None:
+    memory = Memory(4).added(numbered(0, 6), torch.tensor([1] * 6))
+    assert memory.due(0)
+    assert not memory.ready
+    assert not memory.added(numbered(6, 1), torch.tensor([2])).ready  # three and one
+    assert memory.added(numbered(6, 2), torch.tensor([2, 3])).ready  # two, one and one
+    model = model_of(**QUIET)
+    with torch.no_grad():
+        model.net[8].bias[2] += 1e3  # says 2, whatever it sees
+    s = stream(model, images(40).split(4), gather=8, balanced=True)
+    assert len(list(s)) == 10
+    assert (s.report.steps, s.online.seen) == (0, 0)
 
 
 class Spy(undrift.likelihood.Information):
@@ -80,8 +130,8 @@ def test_steps_are_made_on_a_full_memory_for_half_as_many_images() -> None:
     assert spy.sizes == [8] * 6
     assert s.report.steps == 6
     (memory,) = s.gather.memories.values()
-    assert len(memory.images) == 8
-    assert memory.new == 2
+    assert (len(memory.images), memory.new, memory.count) == (8, 2, 30)
+    assert s.online.seen == 28  # each image once, whatever takes part in how many steps
 
 
 def test_the_batch_that_a_step_waited_for_is_learned_from_and_then_answered() -> None:
@@ -136,6 +186,11 @@ def test_a_state_goes_on_with_the_same_memory() -> None:
                 undrift.PerturbationMismatch, match=r"is of a stream with gather=.* this one has gather"
             ):
                 other.load_state_dict(one.state_dict())
+    torn = {name: value for name, value in streams[2].state_dict().items() if name != "memories"}
+    before = state_of(streams[2].model)
+    with pytest.raises(undrift.PerturbationMismatch, match=r"the state has no memories; .* Give that"):
+        streams[2].load_state_dict(torn)
+    assert same(state_of(streams[2].model), before)
     # States of before have no word about balance.
     assert "balanced" not in streams[1].state_dict()
 
@@ -154,7 +209,8 @@ def test_a_step_that_is_stopped_leaves_its_memory_and_one_that_fails_does_not(
         patch.setattr(s.online, "_take", stopped)
         with pytest.raises(error):
             next(s)
-    assert len(s.gather.memories) == left
+    # The batch that was stopped got no answer, and is not kept; a memory that fails is gone.
+    assert [memory.count for memory in s.gather.memories.values()] == [3] * left
     assert len(next(s)) == 3
     assert s.report.steps == left
 
@@ -167,11 +223,52 @@ def test_what_has_no_answer_is_not_kept() -> None:
     (memory,) = s.gather.memories.values()
     assert memory.new == 8
     assert torch.equal(memory.images, x[[0, *range(2, 9)]])
-    gather = BalancedGather(3)
-    gather.keep(x[:2], torch.tensor([-1, -1]))
-    assert not gather.memories
-    gather.keep(x[4:7], torch.tensor([1, -1, 0]))
-    assert next(iter(gather.memories.values())).classes == [1, 0]
+
+
+def test_what_makes_no_sound_step_is_not_tried_again() -> None:
+    calls = []
+
+    def broken_once(logits: Tensor) -> Tensor:
+        calls.append(len(logits))
+        return entropy(logits) * (NAN if len(calls) == 1 else 1)
+
+    s = stream(model_of(**QUIET), images(40).split(4), broken_once, gather=8, balanced=True)
+    next(s), next(s)
+    assert s.report.missed == 1
+    assert not s.gather.memories  # it would be there at the next step, too
+    assert len(list(s)) == 8
+    assert (s.report.steps, s.report.missed) == (7, 1)
+    # A batch that nothing is asked of leaves the memory as it is.
+    s = stream(many_sided(), images(40).split(4), method="eta", gather=8, balanced=True, margin=1e-6)
+    list(s)
+    assert s.report.missed >= 8
+    assert next(iter(s.gather.memories.values())).count == 40
+
+
+def test_finding_classes_takes_no_gradient_and_the_teachers_weights() -> None:
+    seen: list[tuple[bool, bool]] = []
+    s = stream(many_sided(), images(24).split(4), method="cotta", gather=8, balanced=True, stream_lr=0.1)
+    list(itertools.islice(s, 3))
+    teacher = s.online.likelihood.teacher["net.8.weight"]
+
+    def look(layer: nn.Module, *_: object) -> None:
+        seen.append((torch.is_grad_enabled(), torch.equal(layer.weight, teacher)))
+
+    hook = s.model.net[8].register_forward_hook(look)
+    next(s)
+    hook.remove()
+    assert seen[0] == (False, True)
+    assert (True, False) in seen  # the step itself: the student's
+
+
+def test_finding_classes_leaves_the_noise_as_it_is() -> None:
+    def passes(**ways: object) -> list[int]:
+        s = stream(model_of(), images(20).split(4), **ways)
+        steps = [int(s.model.key.step) for _ in s]
+        assert s.report.steps >= 3
+        return [b - a for a, b in itertools.pairwise(steps[1:])]
+
+    assert passes(gather=8, balanced=True) == passes(gather=4) == passes()
 
 
 def test_images_of_each_size_have_a_memory() -> None:
@@ -204,6 +301,9 @@ def test_it_needs_room() -> None:
         stream(model_of(), [], balanced=True)
     with pytest.raises(undrift.OptionError, match="episodic"):
         stream(model_of(), [], gather=4, balanced=True, episodic=True)
+    for wrong in ("no", 128, None):
+        with pytest.raises(undrift.OptionError, match=r"is neither True nor False\. The memory's size is gather"):
+            stream(model_of(), [], gather=4, balanced=wrong)
 
 
 def test_digits_in_runs_are_answered_far_better_than_by_their_batches() -> None:
@@ -219,4 +319,4 @@ def test_digits_in_runs_are_answered_far_better_than_by_their_batches() -> None:
 
     # The source has 66 %, and what normalises by batches of one digit 20; in any order it would have 82.
     assert right(world.net) < 0.3
-    assert right(world.net, gather=64, balanced=True) > 0.7
+    assert right(world.net, gather=64, balanced=True) > 0.72

@@ -5,110 +5,129 @@ it is not: what normalises by such batches errs far more than the source network
 balanced by what the network itself predicts (after NOTE, Gong et al. 2022, and RoTTA, Yuan et al. 2023).
 """
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift._gather import SIZES, Gather
-from undrift._interrupts import uninterrupted
+from undrift._gather import SIZES
+
+OLDEST = 16  # times as many images as a memory has room for: what came before is forgotten, an outlier too
 
 
+@dataclass(frozen=True)
 class Memory:
     """Images of one size: at most `room` of them, the newest of each class, and of no class many more than of another.
 
-    They lie in one tensor, so that a batch is taken in by one copy, and nothing else of it is kept.
+    Nothing in it changes: what a batch adds to it is another memory, which is kept once the batch was answered.
 
     Attributes:
-        places: of the images in that tensor, from the oldest to the newest.
+        room: the most that it holds.
+        images: from the oldest to the newest; None where there are none yet.
         classes: what the network said of each.
-        new: how many images came since the last step.
+        came: the number of each among all that came.
+        count: how many came.
+        new: how many came since the last step.
     """
 
-    def __init__(self, room: int, like: Tensor) -> None:
-        self._held = like.new_empty((room, *like.shape[1:]))
-        self.places: list[int] = []
-        self.classes: list[int] = []
-        self.new = 0
+    room: int
+    images: Tensor | None = None
+    classes: tuple[int, ...] = ()
+    came: tuple[int, ...] = ()
+    count: int = 0
+    new: int = 0
+
+    def due(self, more: int) -> bool:
+        """Return whether with so many images more it may be full, and half of its room has come since a step."""
+        return len(self.classes) + more >= self.room and 2 * (self.new + more) >= self.room
 
     @property
-    def images(self) -> Tensor:
-        """A copy of all images, from the oldest to the newest."""
-        return self._held[self.places]
+    def ready(self) -> bool:
+        """Whether to make a step: it is due, and no class has more than half of the places.
 
-    def add(self, images: Tensor, classes: Sequence[int]) -> None:
-        """Take images in; where there is no room, the oldest of the most frequent classes makes some."""
-        room, classes = len(self._held), [*self.classes, *classes]
-        new = len(classes) - len(self.classes)
-        kept = [*self.places, *range(room, room + new)]  # from `room` on: those that are still to be copied
-        while len(kept) > room:
-            counts = Counter(classes)
-            most = max(counts.values())
-            oldest = next(age for age, its in enumerate(classes) if counts[its] == most)
-            del kept[oldest], classes[oldest]
-        free = iter(sorted(set(range(room)).difference(kept)))
-        taken = [place - room for place in kept if place >= room]
-        kept = [place if place < room else next(free) for place in kept]
-        with uninterrupted():  # what lies at a place has to be what the list says
-            if taken:
-                self._held[kept[-len(taken) :]] = images.detach()[taken]
-            self.places, self.classes, self.new = kept, classes, self.new + new
+        Of the first run alone there is nothing to learn but the run.
+        """
+        return self.due(0) and 2 * max(Counter(self.classes).values()) <= len(self.classes)
+
+    def added(self, images: Tensor, classes: Tensor) -> "Memory":
+        """Return it with images that were answered; one without an answer (−1) is nothing to learn from."""
+        found = classes.tolist()
+        known = [place for place, its in enumerate(found) if its >= 0]
+        if not known:
+            return self
+        classes_ = (*self.classes, *(found[place] for place in known))
+        came = (*self.came, *(self.count + place for place in range(len(known))))
+        count = self.count + len(known)
+        kept = _balanced(classes_, came, self.room, count - OLDEST * self.room)
+        before = len(self.classes)
+        old, fresh = [p for p in kept if p < before], [known[p - before] for p in kept if p >= before]
+        parts = [images.detach()[fresh]] if self.images is None else [self.images[old], images.detach()[fresh]]
+        held = torch.cat(parts)
+        if images.ndim == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
+            held = held.contiguous(memory_format=torch.channels_last)
+        chosen = tuple(classes_[p] for p in kept), tuple(came[p] for p in kept)
+        return Memory(self.room, held, *chosen, count, self.new + len(known))
 
 
-class BalancedGather(Gather):
+def _balanced(classes: Sequence[int], came: Sequence[int], room: int, since: int) -> list[int]:
+    """Return the places that stay: without those that are too old, the oldest of the most frequent class goes first."""
+    places: dict[int, list[int]] = {}
+    for place, its in enumerate(classes):
+        if came[place] >= since:
+            places.setdefault(its, []).append(place)
+    gone = Counter[int]()
+    largest = [(-len(there), there[0], its) for its, there in places.items()]
+    heapq.heapify(largest)
+    for _ in range(sum(map(len, places.values())) - room):
+        size, _, its = largest[0]
+        gone[its] += 1
+        oldest = places[its][gone[its]] if gone[its] < len(places[its]) else len(classes)
+        heapq.heapreplace(largest, (size + 1, oldest, its))
+    return sorted(place for its, there in places.items() for place in there[gone[its] :])
+
+
+class BalancedGather:
     """Gathers a balanced memory: once it is full, steps are made on all of it, one for half as many new images.
 
     Attributes:
-        memories: one for each size and precision of images, as a batch has one.
+        least: how many images it has room for.
+        memories: one for each size, precision and device of images, as a batch has one.
     """
 
     balanced = True
 
     def __init__(self, least: int) -> None:
-        super().__init__(least)
+        self.least = least
         self.memories: dict[tuple[Any, ...], Memory] = {}
 
-    def due(self, images: Tensor) -> bool:
-        """Return whether it will be time for a step with these."""
-        return self._time(self.memories.get(_kind(images)), len(images))
+    def of(self, images: Tensor) -> Memory:
+        """Return the memory of images like these."""
+        return self.memories.get(_kind(images)) or Memory(self.least)
 
-    def enough(self, images: Tensor) -> Tensor | None:
-        """Return the memory of images like these where it is time for a step."""
-        memory = self.memories.get(_kind(images))
-        return memory.images if memory is not None and self._time(memory) else None
+    def put(self, images: Tensor, memory: Memory) -> None:
+        """Keep a memory of images like these; where many sizes come, the oldest makes room."""
+        kind = _kind(images)
+        others = [(k, m) for k, m in self.memories.items() if k != kind]
+        self.memories = dict([*others[-(SIZES - 1) :], (kind, memory)])
 
-    def _time(self, memory: Memory | None, more: int = 0) -> bool:
-        """Return whether a memory is full, and half of as many images have come since the last step."""
-        held, new = (0, 0) if memory is None else (len(memory.classes), memory.new)
-        return held + more >= self.least and 2 * (new + more) >= self.least
-
-    def learned(self, images: Tensor) -> None:
-        """Wait for as many images again, and keep those that there are."""
-        self.memories[_kind(images)].new = 0
+    def learned(self, images: Tensor, memory: Memory) -> None:
+        """Keep the memory that a step was made on, and wait for other images."""
+        self.put(images, replace(memory, new=0))
 
     def forget(self, images: Tensor) -> None:
         """Let go of all that are like these."""
         self.memories.pop(_kind(images), None)
 
-    def keep(self, images: Tensor, classes: Tensor, /) -> None:
-        """Take in images that were answered; one without an answer (−1) is nothing to learn from."""
-        kind, found = _kind(images), classes.tolist()
-        known = [place for place, its in enumerate(found) if its >= 0]
-        if not known:
-            return
-        memory = self.memories.pop(kind, None) or Memory(self.least, images)
-        self.memories[kind] = memory  # behind all others: it is the newest
-        memory.add(images[known], [found[place] for place in known])
-        while len(self.memories) > SIZES:
-            del self.memories[next(iter(self.memories))]
-
     def state(self) -> dict[str, Any]:
-        """Return all that waits, for a stream that goes on."""
+        """Return all that it keeps, for a stream that goes on."""
         kept = [
-            {"images": memory.images, "classes": list(memory.classes), "new": memory.new}
+            {name: value for name, value in vars(memory).items() if name != "room"} | {"images": memory.images.clone()}
             for memory in self.memories.values()
+            if memory.images is not None
         ]
         return {"gather": self.least, "balanced": True, "memories": kept}
 
@@ -116,10 +135,9 @@ class BalancedGather(Gather):
         """Go on with the images that waited when a stream was stopped."""
         self.memories = {}
         for kept in state["memories"]:
-            images = kept["images"].to(device)
-            memory = self.memories[_kind(images)] = Memory(self.least, images)
-            memory.add(images, kept["classes"])
-            memory.new = kept["new"]
+            memory = Memory(self.least, **(dict(kept) | {"images": kept["images"].to(device, copy=True)}))
+            assert memory.images is not None
+            self.put(memory.images, memory)
 
 
 def _kind(images: Tensor) -> tuple[Any, ...]:

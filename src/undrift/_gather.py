@@ -34,10 +34,6 @@ class Gather:
         self.least = least
         self.waiting: list[Tensor] = []
 
-    def due(self, images: Tensor) -> bool:
-        """Return whether these fill what a step waits for."""
-        return self.enough(images) is not None
-
     def enough(self, images: Tensor) -> Tensor | None:
         """Return all images of this size that wait, and these, where that is enough for a step."""
         before = [part for part in self.waiting if _alike(part, images)]
@@ -45,7 +41,7 @@ class Gather:
             return None
         return torch.cat([*before, images]) if before else images
 
-    def keep(self, images: Tensor, _classes: Tensor, /) -> None:
+    def keep(self, images: Tensor) -> None:
         """Have these wait; where many sizes come, the oldest make room, so that memory does not grow for ever."""
         self.waiting.append(images.detach().clone())  # a camera may write the next image to the same place
         while sum(map(len, self.waiting)) > SIZES * self.least:
@@ -54,10 +50,6 @@ class Gather:
     def forget(self, images: Tensor) -> None:
         """Let go of all that wait and have the size of these."""
         self.waiting = [part for part in self.waiting if not _alike(part, images)]
-
-    def learned(self, images: Tensor) -> None:
-        """Let go of what a step has learned from: all that are like these."""
-        self.forget(images)
 
     def state(self) -> dict[str, Any]:
         """Return all that waits, for a stream that goes on."""
@@ -80,9 +72,11 @@ def between_steps(options: Options) -> Options:
     return options.replace(norm_statistics="train") if options.norm_statistics == "batch" else options
 
 
-def check_gather(gather: Any, balanced: bool, model: Perturbed, episodic: bool) -> int | None:
+def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -> int | None:
     """Return how many images a step waits for, or None for a step a batch."""
     least = count_or_none(gather, "gather", "Leave it out to make a step a batch; 64 serves single images.")
+    if not isinstance(balanced, bool):
+        raise OptionError(f"balanced={balanced!r} is neither True nor False. The memory's size is gather: gather=128.")
     if least is None:
         if balanced:
             raise OptionError(

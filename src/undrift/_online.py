@@ -23,6 +23,8 @@ from undrift.objective import kl_term
 from undrift.optimise import climbed, learnables, weights_moved
 from undrift.perturb import Perturbed
 
+NOTHING_ASKED = "nothing asked of it"
+
 
 class Online:
     """Takes a network down its objective (paper eq. 3), one batch at a time; it is in eval mode meanwhile.
@@ -65,12 +67,17 @@ class Online:
             self._identity["keepers"] = [shown(keeper) for keeper in self.keepers]
         return self._identity
 
-    def step(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Make one step, or none where it would not be finite; return mean softmax and mean entropy of its draws."""
+    def step(self, images: Tensor, new: int | None = None) -> tuple[Tensor, Tensor]:
+        """Make one step, or none where it would not be finite; return mean softmax and mean entropy of its draws.
+
+        Args:
+            new: how many of the images count as seen by it; None is all of them.
+        """
+        count = len(images) if new is None else new
         # Moving statistics are replaced, never changed in place, so the old tensors are a copy for free.
         statistics = [(p.layer, dict(p.layer._buffers)) for p in self.model.norms]
         self._gradient.keep()  # but for a replay, which knows one place for each
-        size, taken = self.seen + len(images), False
+        size, taken = self.seen + count, False
         why_not: str | None = None
         try:
             with moving_by(self.model, self.model.options.stream_norm_momentum):
@@ -82,7 +89,7 @@ class Online:
                     _, _, last = self._gradient(images, size, second=True)
             if last is None:
                 # The images are sound, and statistics may keep what they saw of them.
-                why_not, taken = "nothing asked of it", True
+                why_not, taken = NOTHING_ASKED, True
             if (found := numbers if last is None else last) is not None:
                 norm = self._read(found)
                 why_not = why_not or self._why_not(norm)
@@ -97,7 +104,7 @@ class Online:
                     layer._buffers.update(buffers)
                 self._gradient.put_back()
                 filled_in(self.model)
-        self.seen += len(images)
+        self.seen += count
         if why_not is not None:
             self.report.miss(why_not)
         return probs, mean_entropy

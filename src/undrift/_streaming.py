@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from undrift._adaptable import refuse_off
 from undrift._adapted import quiet_statistics
+from undrift._balanced import BalancedGather
 from undrift._batches import device_of, images_of, to_device
 from undrift._errors import PerturbationMismatch
 from undrift._gather import Gather, warn_of_single
-from undrift._online import Online
+from undrift._online import NOTHING_ASKED, Online
 from undrift._progress import Bar
 from undrift._statistics import warn_of_mean
 from undrift._stream_report import StreamReport
@@ -44,7 +45,7 @@ class Stream(Iterator[Prediction]):
         batches: Iterator[Any],
         answer: Answer,
         episodic: bool,
-        gather: Gather | None,
+        gather: Gather | BalancedGather | None,
         bar: Bar | None,
         watched: ExitStack,
     ) -> None:
@@ -142,6 +143,12 @@ class Stream(Iterator[Prediction]):
                     f"the state is of a stream with {before}, and this one has {now}; a stream goes on with the same. "
                     "Start it as that one was, or start a new stream."
                 )
+            kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
+            if missing := kept - state.keys():
+                raise PerturbationMismatch(
+                    f"the state has no {missing.pop()}; a stream goes on from what Stream.state_dict() gave. Give "
+                    "that, or start a new stream."
+                )
             self.online.load_state_dict(state)
             if self.gather is not None:
                 self.gather.load(state, device_of(self.model))
@@ -186,21 +193,52 @@ class Stream(Iterator[Prediction]):
         """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
         gather = self.gather
         assert gather is not None
-        if gather.balanced and gather.due(images):  # it sorts images by their class, and is to have these as well
-            with self.answering():
-                gather.keep(images, _classes(logits_once(self.model, images)))
+        if isinstance(gather, BalancedGather):
+            return self._balanced(gather, images, sound)
         enough = gather.enough(images)
         if enough is not None:
-            try:
-                self._steps(enough)
-            except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
-                gather.forget(images)
-                raise
-            gather.learned(images)
+            self._steps_of(gather, enough, images)
+            gather.forget(images)
         prediction = self._between_steps(images, sound)
-        if enough is None:  # once they are answered: what raises is nothing to learn from
-            gather.keep(images, prediction.label if sound is None else prediction.label[sound])
+        if enough is None:
+            gather.keep(images)  # once it is answered: what raises is nothing to learn from
         return prediction
+
+    def _balanced(self, gather: BalancedGather, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Make a step on the balanced memory, these images in it, where it is time for one, and return the answer."""
+        memory = gather.of(images)
+        if memory.due(len(images)):  # one more pass: a memory wants to know their classes first
+            with self.answering(), torch.no_grad():
+                found = Prediction.of(logits_once(self.model, images).softmax(1)).label
+            full = memory.added(images, found)
+            if full.ready:
+                assert full.images is not None
+                sane = self._steps_of(gather, full.images, images, full.new)
+                prediction = self._between_steps(images, sound)
+                # What made no sound step would be there at the next one, too.
+                gather.learned(images, full) if sane else gather.forget(images)
+                return prediction
+        prediction = self._between_steps(images, sound)
+        gather.put(images, memory.added(images, prediction.label if sound is None else prediction.label[sound]))
+        return prediction
+
+    def _steps_of(
+        self, gather: Gather | BalancedGather, gathered: Tensor, images: Tensor, new: int | None = None
+    ) -> bool:
+        """Make the steps of what was gathered; return whether they were sound.
+
+        Args:
+            images: of this batch; what was gathered is like them.
+            new: how many of what was gathered no step has seen; None is all.
+        """
+        missed = self.report.missed
+        try:
+            _, was_reset = self._steps(gathered, new)
+        except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
+            gather.forget(images)
+            raise
+        asked = self.report.missed == missed or self.report.missed_at[-1][1] == NOTHING_ASKED
+        return asked and not was_reset
 
     def _between_steps(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Return the answer of the network as its last step left it."""
@@ -211,20 +249,15 @@ class Stream(Iterator[Prediction]):
         with self.answering():
             return average_sound(self.model, images, sound, draws)
 
-    def _steps(self, images: Tensor) -> tuple[tuple[Tensor, Tensor], bool]:
+    def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
         """Return what the first step's own pass found, and whether the start state was put back after the last one."""
-        before = self.online.step(images)
+        before = self.online.step(images, new)
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)
         return before, self.online.watch(images)
 
 
-def _classes(logits: Tensor) -> Tensor:
-    """Return the class of each image, −1 where there is none."""
-    return logits.argmax(1).where(torch.isfinite(logits).all(1), -1)
-
-
-def _how_of(gather: Gather | None) -> str:
+def _how_of(gather: Gather | BalancedGather | None) -> str:
     return _how(None, False) if gather is None else _how(gather.least, gather.balanced)
 
 

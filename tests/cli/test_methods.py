@@ -1,6 +1,7 @@
 """`--method` runs what the Python API runs, goes on where it stopped, and says what does not fit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,12 +149,12 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
     steps = 0
     step = undrift._online.Online.step
 
-    def stop_in_the_third(self: undrift._online.Online, images: Tensor) -> tuple[Tensor, Tensor]:
+    def stop_in_the_third(self: undrift._online.Online, *given: Any) -> tuple[Tensor, Tensor]:
         nonlocal steps
         steps += 1
         if steps == 3:
             raise KeyboardInterrupt
-        return step(self, images)
+        return step(self, *given)
 
     going = (*words, "--answers", "s.csv", "--state", "s.state", "--state-every", "1")
     with monkeypatch.context() as patch:
