@@ -92,9 +92,10 @@ def stream(
             make a step together. What is left when the stream ends is not learned.
         balanced: with `gather`, make steps on a memory of so many images that has as many of each class that the
             network predicts, the newest of each: for streams whose classes come in runs (a camera that looks at one
-            thing for a while), which ruin what normalises by the batch. Once it is full, a step is made
-            whenever half as many images have come as it has room for; an image may be learned from in several steps, or
-            in none.
+            thing for a while), which ruin what normalises by the batch. Once it is full, a step is made whenever half
+            as many images have come as it has room for, but none while one class has more than half of it: until a
+            second one comes, the source answers. An image may be learned from in several steps, or in none; what came
+            before 16 times as many others is forgotten. A step takes one more pass over its batch.
         keepers: what holds on to the source beside the KL (see `undrift.keep`).
         generator: with `method`, makes the noise reproducible.
         preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both go

@@ -52,7 +52,7 @@ class Setting:
 
 CONTINUAL = Setting("continual", "one corruption after another, never reset")
 BATCHES = (1, 4, 16, 64, 200)
-# Four batches a class.
+# With ten classes four batches each.
 RUNS = Setting(
     "classes-2000",
     "one class after another, 2,000 images in batches of 50",
