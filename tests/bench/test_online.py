@@ -104,7 +104,8 @@ def test_classes_in_runs_are_learned_from_a_balanced_memory(tmp_path: Path) -> N
     runs, plain = (record(tmp_path, "tent", settings=(name,)) for name in ("balanced-128", "classes-2000"))
     assert (runs["batch"], runs["gather"], runs["balanced"]) == (6, 6, True)
     assert not {"gather", "balanced"} & plain.keys()
-    assert (runs["steps"], plain["steps"]) == (4, 4)
+    # Six images in runs are mostly of one predicted class, and of one class alone nothing is learned.
+    assert runs["steps"] < plain["steps"] == 4
     drawn = bench().figures(Store(tmp_path / "online-c10"), tiny(tmp_path, "tent"))
     assert list(drawn) == ["-tiny-classes-2000", "-tiny-balanced-128"]  # neither asks about sizes of batches
 
