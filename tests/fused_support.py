@@ -69,9 +69,9 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
     if how == "one program":
         monkeypatch.setattr(tiles, "_PROGRAMS", 1)
         monkeypatch.setattr(tiles, "_TILE", 64)
-        monkeypatch.setattr(tiles, "_PAIRS", 64)
-        monkeypatch.setattr(launch, "ADDING", 1)
-        monkeypatch.setattr(launch, "SUMMING", 1)
+        monkeypatch.setattr(launch, "ADDING", tiles.Cut(64, 4, {64: 1}))
+        monkeypatch.setattr(launch, "SUMMING", tiles.Cut(64, 1, {64: 1}))
+        monkeypatch.setattr(folded, "WINDOWED", tiles.Cut(64, 4, {64: 1}))
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

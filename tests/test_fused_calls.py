@@ -48,7 +48,7 @@ def test_a_compiled_kernel_is_launched_directly_once_it_was_seen_to_work(
     for _ in range(3):
         call(x, x)
     assert len(launched) == (1 if quick else 3)
-    assert launched[0] == ((x, x, 9), {"A": 1, "B": 2})
+    assert launched[0] == ((x, x, 9), {"A": 1, "B": 2, "num_warps": 4})
     assert compiled.ran == (3 if quick else 0)  # once to be seen
     call(x[1:], x)  # not a multiple of 16 bytes: Triton compiles another kernel
     assert len(launched) == (2 if quick else 4)
@@ -58,12 +58,13 @@ def test_a_kernel_that_writes_something_else_is_not_launched_directly(monkeypatc
     pretend_cuda(monkeypatch, (3, 6))
     compiled, launched = Compiled(2), []
 
-    def kernel(_x: Tensor, out: Tensor) -> Compiled:
+    def kernel(_x: Tensor, out: Tensor, num_warps: int) -> Compiled:
+        assert num_warps == 8
         out.fill_(1.2345)
         launched.append(out)
         return compiled  # its run writes nothing
 
-    call = calls.Call({(3, 2): kernel}, (3, 2), (), {}, 0, (1,))
+    call = calls.Call({(3, 2): kernel}, (3, 2), (), {}, 0, (1,), warps=8)
     for _ in range(3):
         call(torch.zeros(64), torch.zeros(64))
     assert (len(launched), compiled.ran) == (3, 1)

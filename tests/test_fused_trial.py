@@ -165,7 +165,8 @@ def test_the_kernel_that_is_tried_is_launched_as_others_are(monkeypatch: pytest.
     """With the arguments that `kernels_keys.keys_kernel` takes; Triton is not needed to see that."""
     launched: list[tuple[int, int]] = []
 
-    def kernel(seed: Tensor, step: Tensor, keys: Tensor, count: int, BLOCK: int) -> None:  # noqa: N803
+    def kernel(seed: Tensor, step: Tensor, keys: Tensor, count: int, BLOCK: int, num_warps: int) -> None:  # noqa: N803
+        assert num_warps == 4
         launched.append((count, BLOCK))
         keys.copy_(keys_of(seed, step, count))
 

@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would impor
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.fused import dispatch
 from undrift.fused.epsilon import normal
-from undrift.replay import Replay, in_backward
+from undrift.replay import Replay, in_backward, unhooked
 
 __all__ = ["Key", "count_traced", "keys_of", "mix", "normal", "rank"]
 
@@ -104,6 +104,10 @@ class Key(nn.Module):
         self.stale = False  # a traced forward pass has moved the step
         self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
         self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
+        # Each of them, while a pass is under way in which nothing has to be looked up; and whether it has gradients.
+        self.ready: tuple[Tensor, ...] | None = None
+        self.with_gradients = False
+        self.rank = rank()  # this process's, as it was when the last pass began
         self.graph: Tensor | None = None  # the same inside a graph that is being captured
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
@@ -116,12 +120,12 @@ class Key(nn.Module):
         device = generator.device if generator is not None else None
         self.seed.copy_(torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device))
         self.step.zero_()
-        self.calls, self.current = {}, None
+        self.calls, self.current, self.ready = {}, None, None
 
     def enlist(self, number: int) -> None:
         """Count a weight in: its keys are made with those of all others."""
         self.weights = max(self.weights, number + 1)
-        self.current = None
+        self.current, self.ready = None, None
 
     # Hooks of the root ------------------------------------------------------------------------------------------
 
@@ -149,6 +153,7 @@ class Key(nn.Module):
             self.graph = None  # a graph's tensors stay inside it
         else:
             self.replay.recording = False
+            vars(self)["ready"] = None
             if self.noisy and self.waiting:
                 self._warn_waiting()
 
@@ -160,12 +165,15 @@ class Key(nn.Module):
                 "Call it directly, or use the source network: with model.off()."
             )
         own = vars(self)  # past Module's own setter, which takes its time
-        own["traced"] = False
+        own.update(traced=False, ready=None, rank=rank())
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
             # The mean network asks for no key.
             own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
+            if self.current is not None and not self.waiting and self.replay.idle() and _callback() is None:
+                own.update(ready=self._each(self.current), with_gradients=torch.is_grad_enabled())
+                return
         # A checkpoint around the whole network calls its root again in the backward pass.
         own["current"] = self.replay.once(lambda: self.current)
 
@@ -186,17 +194,22 @@ class Key(nn.Module):
 
         None where noise is off. One question, asked once: a layer has little time to spare.
         """
-        if not torch.compiler.is_compiling() and _callback() is None and self.replay.idle():
-            # Nearly always so. Then all that `once` and those behind it look at is looked at here, in one function.
-            if self.waiting:
-                self.waiting.pop(number, None)
+        if not torch.compiler.is_compiling():
+            ready, graded = self.ready, self.with_gradients
+            # A checkpoint inside the pass turns gradients off, or hooks itself to what autograd saves.
             if not self.noisy:
-                return None
-            apart, calls = self.apart, self.calls
-            if self.stale or apart is None or apart[0] is not self.current or number in calls:
-                return self._fresh(number)
-            calls[number] = 0
-            return apart[1][2 * number]
+                if _callback() is None and self.replay.idle():
+                    self.waiting.pop(number, None)
+                    return None
+            elif (
+                ready is not None
+                and not self.stale
+                and number not in self.calls
+                and torch.is_grad_enabled() is graded
+                and (not graded or unhooked())
+            ):
+                self.calls[number] = 0
+                return ready[2 * number]
         return self.once(lambda: self._fresh(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:
@@ -248,11 +261,14 @@ class Key(nn.Module):
         return self._counted(key, number)
 
     def _used(self, now: Tensor, number: int) -> Tensor:
+        return self._counted(self._each(now)[2 * number], number)
+
+    def _each(self, now: Tensor) -> tuple[Tensor, ...]:
         # All keys as tensors at once: taking them one by one is a call of PyTorch's for each layer.
         if self.apart is None or self.apart[0] is not now:
             object.__setattr__(self, "apart", (now, now.unbind()))  # nn.Module's own looks for parameters first
             assert self.apart is not None
-        return self._counted(self.apart[1][2 * number], number)
+        return self.apart[1]
 
     def _counted(self, key: Tensor, number: int) -> Tensor:
         use = self.calls.get(number, -1) + 1
@@ -270,4 +286,4 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same.
-        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None, "apart": None}
+        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None, "apart": None, "ready": None}

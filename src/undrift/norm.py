@@ -59,7 +59,8 @@ class Norm(Swapped):
         """Set the layer to its policy: batch statistics, or the kept ones, after they have moved."""
         if not self.key.enabled or self.statistics is None:
             return
-        self.settle()
+        if self.flags or self.tracking is not None:
+            self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
         # A domain's average has a pace of its own; at a pace of 0 there is nothing to compute.
         moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
@@ -75,18 +76,18 @@ class Norm(Swapped):
             self._move(layer, x)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages by itself.
-        wanted = {"training": batch and isinstance(layer, _BatchNorm), "track_running_stats": tracks or not batch}
-        now = {"training": layer.training, "track_running_stats": bool(layer.track_running_stats)}
-        if now != wanted:
-            self.flags = now
-            _set(layer, wanted)
+        training, track = batch and isinstance(layer, _BatchNorm), tracks or not batch
+        if layer.training is not training or layer.track_running_stats is not track:
+            self.flags = {"training": layer.training, "track_running_stats": layer.track_running_stats}
+            _set(layer, {"training": training, "track_running_stats": track})
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Give the layer its own flags back, and keep the statistics that it moved; without output its pass raised."""
         if self.tracking is not None and output is not None and not self.tracking.again:
             self.tracking.keep(in_place=capturing(layer.running_mean))
             self.tracking, self.noisy = None, self.noisy or self.key.noisy
-        self.settle()
+        if self.flags or self.tracking is not None:
+            self.settle()
 
     def settle(self) -> None:
         """Give the layer its own flags and statistics back; a forward pass that raised could not."""

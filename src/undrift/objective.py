@@ -33,7 +33,7 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
     noises = model.noises()
     places: dict[object, list[Noise]] = {}
     for noise in noises:
-        own = noise.log_var
+        own = _log_var(noise)
         places.setdefault((own.device, own.dtype), []).append(noise)
     parts = [_kl_there(there) for there in places.values()] + _shifts(model)
     device = model.key.step.device
@@ -49,7 +49,7 @@ def _kl_there(noises: Sequence[Noise]) -> Tensor:
     All log-variances as one row: a network has a hundred, and on a GPU each operation on each is a launch.
     """
     log_prior, share = _priors(noises)
-    row = torch.cat([n.log_var.flatten() for n in noises])
+    row = torch.cat([v if v.ndim == 1 else v.flatten() for v in map(_log_var, noises)])
     if not torch.compiler.is_compiling() and not _transformed():
         total: Tensor = _Divergence.apply(row, log_prior, share)  # type: ignore[no-untyped-call]
         return total
@@ -58,6 +58,11 @@ def _kl_there(noises: Sequence[Noise]) -> Tensor:
     random = ratio > -torch.inf
     ratio = torch.where(random, ratio, 0)
     return (torch.where(random, ratio.exp() - 1 - ratio, 0) * share).sum()
+
+
+def _log_var(noise: Noise) -> Tensor:
+    own = noise._parameters.get("log_var")  # nn.Module looks elsewhere first, and a network has a hundred
+    return noise.log_var if own is None else own
 
 
 def _transformed() -> bool:
@@ -100,7 +105,7 @@ def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
         return _row_of_priors(noises)
     # A network that moved to another device has new tensors: its buffers are other objects, or elsewhere in memory.
     first, last = noises[0].prior_var, noises[-1].prior_var
-    marks: list[object] = [first.data_ptr(), last.data_ptr(), *(id(n.prior_var) for n in noises)]
+    marks: list[object] = [first.data_ptr(), last.data_ptr(), *[id(n._buffers["prior_var"]) for n in noises]]
     found = _known.get(noises[0])
     if found is None or found[0] != marks:
         with torch.inference_mode(False), torch.no_grad():  # to be used in training steps later
@@ -116,6 +121,8 @@ def _row_of_priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
 def _shifts(model: Perturbed) -> list[Tensor]:
     """Return Σ (w − w_s)² / (2 prior_var) of each weight that is both perturbed and trained."""
     held = {id(part.layer): part for part in model.trained}
+    if not held:
+        return []
     out = []
     for noise, layer, name in model.weights:
         part = held.get(id(layer))

@@ -266,7 +266,10 @@ class Perturbed(nn.Module):
                 noises[name] = by_weight[tied]
             hook: Hook = Rerun(layer, noises).drawn
             if layers.is_standard(layer):
-                hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
+                own, local = noises["weight"], self.options.estimator == "local"
+                hook = own.local if local else own.drawn
+                if local and isinstance(layer, nn.Linear):
+                    self._before.append((layer, own.lower))
             self._after.append((layer, hook))
 
     def _make_copies(self) -> None:

@@ -44,8 +44,7 @@ class Replay:
         """
         if not torch.is_grad_enabled():
             return not self.recording
-        # As in_backward() and _hooked() say, without calling them: each layer asks.
-        return torch._C._current_graph_task_id() == -1 and _hooks is not None and _hooks(True) is None
+        return not in_backward() and unhooked()
 
     def once(self, make: Callable[[], T], who: int | None = None) -> T:
         """Return make(), or what it gave when this part of the network first ran; `who` asks."""
@@ -109,9 +108,9 @@ def _drawn() -> int:
 _hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
-def _hooked() -> bool:
-    """Return whether what autograd saves here is given to a hook; PyTorch tells since 2.8, and before it may be so."""
-    return _hooks is None or _hooks(True) is not None
+def unhooked() -> bool:
+    """Return whether what autograd saves here is given to no hook; PyTorch tells since 2.8, and before it may be so."""
+    return _hooks is not None and _hooks(True) is None
 
 
 def in_backward() -> bool:

@@ -104,15 +104,14 @@ def make_step(
         kind: one of `STEPS`.
         compiled: the loss as one graph of torch.compile.
         low: channels-last and bfloat16 autocast; else contiguous and float32 (tf32 on a GPU).
-        graphs: its kernels are launched by CUDA graphs, so that none waits for Python: the compiler's own, or one of
-            the whole uncompiled step.
+        graphs: the whole step is one CUDA graph, so that none of its kernels waits for Python. (The compiler's own
+            graphs leave out the optimiser, and wait at each step for what guards a compiled function.)
     """
     loss, parameters, _ = make_loss(kind, case, device, low)
     if compiled:
-        loss = torch.compile(loss, fullgraph=True, mode="reduce-overhead" if graphs else None)
-    captured = graphs and not compiled
+        loss = torch.compile(loss, fullgraph=True)
     fused = True if device.type == "cuda" else None
-    optimiser = torch.optim.Adam(parameters, lr=1e-5, fused=fused, capturable=captured)
+    optimiser = torch.optim.Adam(parameters, lr=1e-5, fused=fused, capturable=graphs)
 
     def step(x: Tensor) -> None:
         for sample in range(case.samples if kind == "vmp" else 1):
@@ -123,7 +122,7 @@ def make_step(
         optimiser.step()
         optimiser.zero_grad()
 
-    return Captured(step) if captured else step
+    return Captured(step) if graphs else step
 
 
 def make_loss(

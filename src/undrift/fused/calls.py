@@ -25,9 +25,10 @@ class Call:
         constants: the compile-time arguments, in order.
         device: index of the GPU.
         writes: which of the tensors the kernel writes.
+        warps: of a program.
     """
 
-    __slots__ = ("_quick", "constants", "device", "grid", "kernel", "numbers", "tried", "writes")
+    __slots__ = ("_quick", "constants", "device", "grid", "kernel", "numbers", "tried", "warps", "writes")
 
     def __init__(
         self,
@@ -37,9 +38,10 @@ class Call:
         constants: dict[str, Any],
         device: int,
         writes: tuple[int, ...],
+        warps: int = 4,
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, tuple(numbers), constants
-        self.device, self.writes = device, writes
+        self.device, self.writes, self.warps = device, writes, warps
         self.tried = not direct_launches()
         self._quick: Callable[..., None] | None = None
 
@@ -60,7 +62,7 @@ class Call:
     def _launch(self, tensors: Sequence[Tensor]) -> Any:
         """Launch as Triton does, and return what it compiled."""
         with torch.cuda.device(self.device):  # −1 for a CPU in Triton's interpreter: nothing to do
-            return self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+            return self.kernel[self.grid](*tensors, *self.numbers, **self.constants, num_warps=self.warps)
 
     def _try(self, compiled: Any, tensors: Sequence[Tensor]) -> None:
         """Keep the compiled kernel if launching it directly writes what the launch before wrote."""

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from undrift.fused import launch, tiles
 from undrift.fused.calls import Call
-from undrift.fused.tiles import Shape, Tile, cdiv, power
+from undrift.fused.tiles import Cut, Shape, Tile, cdiv, power
 
 MOST = 9  # numbers that a kernel adds up for each position: 3×3. A larger box filter is quicker as a kernel of its own
 PLANE = {"PLANE": 256}
-PARTS = {"ROWS": 64, "COLUMNS": 32}  # as many registers as the kernel's other programs want
+WINDOWED = Cut(pairs=1024, warps=4, fit={64: 8, 32: 8})  # each position is summed once for all its pairs
+PARTS = {"ROWS": 256, "COLUMNS": 8}  # as many registers as the kernel's other programs want
 POSITIONS = 128  # of an input, at most, to a program: with more of them windows take 96 registers a thread
 # Each program adds up what its positions get, from all blocks of channels: numbers that it holds at once, and that all
 # programs read where x is small. With more, kernels of their own are quicker.
@@ -65,7 +66,7 @@ def adding(shape: Shape, windows: Windows, first: int, device: int) -> Call | No
     if not windows.pool or windows.held > MOST:
         return None
     half, gpus = shape.channels // 2, tiles.processors(device)
-    cut = tiles.pair_tile(shape, half, gpus, launch.ADDING)
+    cut = tiles.pair_tile(shape, half, gpus, WINDOWED)
     # Channels that are not read sixteen at a time take 102 registers a thread: fine for as many programs as fit then.
     if shape.last and half % 16 and cut.programs[0] * cut.programs[1] > 4 * gpus:
         return None
@@ -74,7 +75,8 @@ def adding(shape: Shape, windows: Windows, first: int, device: int) -> Call | No
     constants = {
         "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, **PLANE, **windows.constants
     }  # fmt: skip
-    return Call(kernels_layer.add_noise_windowed_kernel, cut.programs, numbers, constants, device, (4, 5))
+    kernel, warps = kernels_layer.add_noise_windowed_kernel, WINDOWED.warps
+    return Call(kernel, cut.programs, numbers, constants, device, (4, 5), warps)
 
 
 class Pulls:
@@ -86,7 +88,7 @@ class Pulls:
         one: a number in float32, where both are.
     """
 
-    __slots__ = ("both", "log_var", "scratch", "sums")
+    __slots__ = ("added", "both", "log_var", "scratch", "sums")
 
     def __init__(self, given: Shape, shape: Shape, windows: Windows, first: int, device: int, one: Tensor) -> None:
         from undrift.fused import kernels, kernels_layer
@@ -95,7 +97,8 @@ class Pulls:
         cut = tiles.pair_tile(shape, half, gpus, launch.SUMMING)
         constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "SLOPED": True}
         numbers = (first, shape.positions, shape.per_image, half)
-        self.sums = Call(kernels.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,))
+        kernel, warps = kernels.noise_gradients_kernel, launch.SUMMING.warps
+        self.sums = Call(kernel, cut.programs, numbers, constants, device, (4,), warps)
         parts, blocks = cut.programs
         self.scratch = one.expand(blocks * shape.positions + parts * shape.channels)
         rows = (shape.positions, shape.channels, blocks, parts)
@@ -103,27 +106,36 @@ class Pulls:
         self.log_var = Call(kernels_layer.finish_log_var_kernel, (groups, 1), rows, PARTS, device, (1,))
         cut = input_tile(given, gpus)
         constants = {
-            **PARTS, "BLOCKS": power(blocks), "SPLIT": cut.programs[1],
+            "OWN": False, **PARTS, "BLOCKS": power(blocks), "SPLIT": cut.programs[1],
             "LAST": given.last, "WIDE": given.wide, "BP": cut.positions, "WIDTH": cut.width, **windows.constants,
         }  # fmt: skip
         sizes = (given.positions, given.per_image, given.channels, windows.columns, windows.out_rows, windows.across)
         programs = groups + cut.programs[0] * cut.programs[1]
-        self.both = Call(
-            kernels_layer.finish_layer_kernel, (programs, 1), (*rows, groups, *sizes), constants, device, (2, 3)
-        )
+        self.both, self.added = (
+            Call(
+                kernels_layer.finish_layer_kernel, (programs, 1), (*rows, groups, *sizes),
+                constants | {"OWN": own}, device, (3, 4),
+            )
+            for own in (False, True)
+        )  # fmt: skip
 
     def of(
-        self, grad: Tensor, x: Tensor | None, plane: Tensor, log_var: Tensor, key: Tensor
+        self, grad: Tensor, x: Tensor | None, plane: Tensor, log_var: Tensor, key: Tensor, own: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the gradients of x, where it is given, and of log_var."""
+        """Return the gradients of x, where it is given, and of log_var; what is x's `own` is added, and may be lost."""
         scratch = torch.empty_like(self.scratch)
         self.sums(grad, plane, log_var, key, scratch)
         grad_log_var = torch.empty_like(log_var)
         if x is None:
             self.log_var(scratch, grad_log_var)
             return None, grad_log_var
-        grad_x = torch.empty_like(x)
-        self.both(x, scratch, grad_x, grad_log_var)
+        if own is None:
+            grad_x = torch.empty_like(x)
+            self.both(x, scratch, x, grad_x, grad_log_var)
+            return grad_x, grad_log_var
+        # In place, once the kernel need not be tried again with what it has read.
+        grad_x = own if self.added.tried and own.dtype == x.dtype else torch.empty_like(x)
+        self.added(x, scratch, own, grad_x, grad_log_var)
         return grad_x, grad_log_var
 
 

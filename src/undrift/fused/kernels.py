@@ -113,16 +113,31 @@ def words(key_ptr):
 @triton.jit
 def start_of(q, per_image, channels, LAST: tl.constexpr, WIDE: tl.constexpr):
     """Return where a position's first channel is in memory."""
+    return start_at(q, q // per_image, q % per_image, per_image, channels, LAST, WIDE)
+
+
+@triton.jit
+def start_at(q, image, p, per_image, channels, LAST: tl.constexpr, WIDE: tl.constexpr):
+    """Return where the first channel of an image's position p is in memory, the q-th of all."""
     if LAST:
         return q.to(tl.int64) * channels if WIDE else q * channels
-    image, p = q // per_image, q % per_image
     return image.to(tl.int64) * channels * per_image + p if WIDE else image * channels * per_image + p
 
 
 @triton.jit
-def counters(q, first, half, per_image, low):
+def forward(image, p, positions, per_image):
+    """Return image and position after so many positions more, of an image each or less than that.
+
+    A division takes twenty instructions, as much as a value of ε; `positions` are the same for all, and divided once.
+    """
+    p += positions % per_image
+    over = p >= per_image
+    return image + positions // per_image + over, tl.where(over, p - per_image, p)
+
+
+@triton.jit
+def counters(image, p, first, half, per_image, low):
     """Return the counter of a position's first channel, the key's lower word added."""
-    image, p = q // per_image, q % per_image
     return ((first + image) * half * per_image + p).to(tl.uint32) + low
 
 
@@ -172,13 +187,16 @@ def add_noise_kernel(
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
+    q = tl.program_id(0) * BP + tl.arange(0, BP)
+    image, p = q // per_image, q % per_image
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         q = block * BP + tl.arange(0, BP)
         mask = (q < positions)[:, None] & (c < half)[None, :]
-        offset = start_of(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
+        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
         y0, y1 = two_tiles(y_ptr, offset, half * step, mask)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
-        counter = counters(q, first, half, per_image, low)
+        counter = counters(image, p, first, half, per_image, low)
+        image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
         tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
         tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
@@ -209,28 +227,30 @@ def noise_gradients_kernel(
     row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions
     # A block's gradients are asked for while ε of the block before is computed: both take about as long.
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
+    image, p = q // per_image, q % per_image
     mask = (q < positions) & (c < half)[None, :]
-    offset = start_of(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
     next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
     next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
     next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         grad0, grad1, plane = next0.to(tl.float32), next1.to(tl.float32), next_plane
+        counter = counters(image, p, first, half, per_image, low)
+        image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
         mask = (q < positions) & (c < half)[None, :]
-        offset = start_of(q, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
         next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
         next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
         next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
         q = (block * BP + tl.arange(0, BP))[:, None]
-        counter = counters(q, first, half, per_image, low)
         e0, e1 = pair(counter + (c * per_image).to(tl.uint32)[None, :], high, plane)
         pull0, pull1 = grad0 * e0, grad1 * e1
         total0 += pull0
         total1 += pull1
         by_position = tl.sum(pull0 * sigma0[None, :] + pull1 * sigma1[None, :], axis=1, keep_dims=True)
         if SLOPED:
-            by_position *= slope(tl.load(plane_ptr + q, mask=q < positions, other=0.0))
+            by_position *= slope(plane)
         tl.store(row + q, by_position, mask=q < positions)
     row = scratch_ptr + tl.cast(tl.num_programs(1), tl.int64) * positions + tl.program_id(0) * (2 * half)
     tl.store(row + c, 0.5 * sigma0 * tl.sum(total0, axis=0), mask=c < half)
@@ -255,9 +275,12 @@ def add_parts(
 @triton.jit
 def finish_kernel(
     scratch_ptr, plane_ptr, grad_plane_ptr, grad_log_var_ptr, positions, channels, blocks, parts,
-    PLANE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    PLANE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Add up the rows of `noise_gradients_kernel`: the gradients of plane (first programs) and log_var (the others)."""
+    """Add up the rows of `noise_gradients_kernel`: the gradients of plane (first programs) and log_var (the others).
+
+    The plane's are written every APART numbers.
+    """
     planes = tl.cdiv(positions, PLANE)
     if tl.program_id(0) < planes:
         q = tl.program_id(0) * PLANE + tl.arange(0, PLANE)
@@ -265,7 +288,14 @@ def finish_kernel(
         for block in range(blocks):
             total += tl.load(scratch_ptr + tl.cast(block, tl.int64) * positions + q, mask=q < positions, other=0.0)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
-        tl.store(grad_plane_ptr + q, total * slope(plane), mask=q < positions)
+        tl.store(grad_plane_ptr + q * APART, total * slope(plane), mask=q < positions)
     else:
         number = tl.program_id(0) - planes
         add_parts(scratch_ptr, grad_log_var_ptr, number, positions, channels, blocks, parts, ROWS, WIDTH)
+
+
+@triton.jit
+def apart_kernel(values_ptr, out_ptr, count, BLOCK: tl.constexpr, APART: tl.constexpr):
+    """Write values every APART numbers."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + i * APART, tl.load(values_ptr + i, mask=i < count, other=0.0), mask=i < count)

@@ -12,19 +12,18 @@ order are as in `kernels`.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import add_parts, counters, pair, sigmas, start_of, two_tiles, words
+from undrift.fused.kernels import add_parts, counters, forward, pair, sigmas, start_at, start_of, two_tiles, words
 
 
 @triton.jit
 def _under_windows(
-    energy_ptr, q, there, per_image, across, rows, columns,
+    energy_ptr, image, p, there, across, rows, columns,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
-    """Return the energy under the windows of output positions q, of which a picture has `across` in a row."""
-    image, p = q // per_image, q % per_image
+    """Return the energy under the windows of an image's output positions p, of which it has `across` in a row."""
     top, left = (p // across) * SH - PH, (p % across) * SW - PW
     corner = energy_ptr + (image * rows + top) * columns + left
-    total = tl.zeros(q.shape, tl.float32)
+    total = tl.zeros(p.shape, tl.float32)
     for i in tl.static_range(KH):
         down = there
         if PH > 0:
@@ -50,20 +49,24 @@ def add_noise_windowed_kernel(
     programs, number = tl.num_programs(0) * tl.num_programs(1), tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     for block in range(number, tl.cdiv(positions, PLANE), programs):
         q = block * PLANE + tl.arange(0, PLANE)
-        plane = _under_windows(energy_ptr, q, q < positions, per_image, across, rows, columns, KH, KW, SH, SW, PH, PW)
+        image, p = q // per_image, q % per_image
+        plane = _under_windows(energy_ptr, image, p, q < positions, across, rows, columns, KH, KW, SH, SW, PH, PW)
         tl.store(plane_ptr + q, plane, mask=q < positions)
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
+    q = tl.program_id(0) * BP + tl.arange(0, BP)
+    image, p = q // per_image, q % per_image
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         q = block * BP + tl.arange(0, BP)
         there = q < positions
         mask = there[:, None] & (c < half)[None, :]
-        offset = start_of(q, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
+        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
         y0, y1 = two_tiles(y_ptr, offset, half * step, mask)
-        plane = _under_windows(energy_ptr, q, there, per_image, across, rows, columns, KH, KW, SH, SW, PH, PW)
-        counter = counters(q, first, half, per_image, low)
+        plane = _under_windows(energy_ptr, image, p, there, across, rows, columns, KH, KW, SH, SW, PH, PW)
+        counter = counters(image, p, first, half, per_image, low)
+        image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane[:, None])
         tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
         tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
@@ -108,15 +111,15 @@ def finish_log_var_kernel(
 
 @triton.jit
 def finish_layer_kernel(
-    x_ptr, scratch_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
+    x_ptr, scratch_ptr, own_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
     positions, per_image, channels, columns, out_rows, across,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+    OWN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
     LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
-    """Write log_var's gradient (the first programs) and the energy's, 2·x·pull; grad_x has x's strides.
+    """Write log_var's gradient (the first programs) and x's: the energy's, 2·x·pull, and with OWN what `own` has.
 
-    SPLIT programs share a block of positions.
+    SPLIT programs share a block of positions. x, own and grad_x have the same strides; the last two may be one.
     """
     number = tl.program_id(0) - first
     if number < 0:
@@ -140,4 +143,7 @@ def finish_layer_kernel(
             ahead = tl.load(x_ptr + start + (c * step)[None, :], mask=mask, other=0.0)
             c = of_tile + tl.arange(0, WIDTH)
             mask = there[:, None] & (c < channels)[None, :]
-            tl.store(grad_x_ptr + start + (c * step)[None, :], x * twice, mask=mask)
+            grad = x * twice
+            if OWN:
+                grad += tl.load(own_ptr + start + (c * step)[None, :], mask=mask, other=0.0).to(tl.float32)
+            tl.store(grad_x_ptr + start + (c * step)[None, :], grad, mask=mask)

@@ -9,12 +9,14 @@ from torch import Tensor
 from undrift.fused import tiles
 from undrift.fused.calls import Call
 from undrift.fused.epsilon import signed
-from undrift.fused.tiles import Shape, cdiv
+from undrift.fused.tiles import Cut, Shape, cdiv
 
 KEYS = {"BLOCK": 128}
-FINISH = {"PLANE": 256, "ROWS": 128, "WIDTH": 32}
-# Programs of 128 threads that a multiprocessor of 65,536 registers holds: 56 and 80 registers a thread (for sm_90).
-ADDING, SUMMING = 9, 6
+FINISH = {"PLANE": 256, "ROWS": 512, "WIDTH": 8, "APART": 1}
+# As many as an H200 was quickest with (benchmarks/NOTES.md, version 13). Sums over channels make the warps of a program
+# wait for each other at every step, so there programs are one warp.
+ADDING = Cut(pairs=512, warps=4, fit={128: 12, 64: 12, 32: 12, 8: 9})
+SUMMING = Cut(pairs=512, warps=1, fit={64: 16, 32: 12, 8: 12})
 
 
 def halves(shape: Shape, groups: int) -> bool:
@@ -69,10 +71,12 @@ class Noises:
             numbers = (first, shape.positions, shape.per_image, half)
             cut = tiles.pair_tile(shape, half, gpus, ADDING)
             constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
-            self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,))
+            self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,), ADDING.warps)
             cut = tiles.pair_tile(shape, half, gpus, SUMMING)
             constants = constants | {"BP": cut.positions, "WIDTH": cut.width, "SLOPED": False}
-            self.sums = Call(kernels.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,))
+            self.sums = Call(
+                kernels.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,), SUMMING.warps
+            )
             parts, blocks = cut.programs
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)
             programs = cdiv(shape.positions, FINISH["PLANE"]) + cdiv(shape.channels, FINISH["WIDTH"])

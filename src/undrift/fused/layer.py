@@ -1,7 +1,7 @@
 """A layer's whole noise as one node of autograd, for uncompiled code on CUDA.
 
     forward    energy = Σx² (+ constant), its box filter, y + σ·√plane·ε
-    backward   gradients of plane and log_var, the box filter's, 2·x·grad
+    backward   gradients of plane and log_var, the box filter's, 2·x·grad + the layer's own (`own`)
 
 A network calls this once a layer, and a GPU is through with a layer in the time of a few hundred Python instructions.
 So all that follows from shapes is worked out once (`Plan`), and a call is little more than its launches.
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from undrift import layers
 from undrift.fused import folded, launch, tiles
 from undrift.fused.calls import Call
-from undrift.key import rank
+from undrift.fused.own import own_gradient, own_of
+from undrift.replay import unhooked
 
 
 class Spec(NamedTuple):
@@ -75,24 +76,25 @@ def _own_transpose(window: tuple[int, ...], stride: tuple[int, ...], padding: tu
 _plans: dict[Any, Plan | None] = {}
 
 
-def plan_of(layer: Any, x: Tensor, y: Tensor, log_var: Tensor, offset: float) -> Plan | None:
+def plan_of(layer: Any, x: Tensor, y: Tensor, log_var: Tensor, offset: float, rank: int = 0) -> Plan | None:
     """Return how such tensors get a layer's noise by one node of autograd, or None where they need the longer way.
 
-    All that it follows from is looked at in each call: layers and tensors may have changed.
+    Of several processes each has a `rank`, and rows behind those of the ranks before it. All that the plan follows from
+    is looked at in each call: layers and tensors may have changed.
     """
     own = layer.in_features if isinstance(layer, nn.Linear) else (
         type(layer), layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.padding_mode, layer.groups,
         layer.in_channels,
     )  # fmt: skip
     asked = (
-        own, offset, rank(), x.shape, y.shape, x.stride(), y.stride(), x.dtype, y.dtype, log_var.dtype,
+        own, offset, rank, x.shape, y.shape, x.stride(), y.stride(), x.dtype, y.dtype, log_var.dtype,
         x.get_device(), log_var.get_device(),
     )  # fmt: skip
     try:
         return _plans[asked]
     except KeyError:
         spec, dims = spec_of(layer, offset)
-        plan = None if spec is None or y.ndim <= dims else _make(x, y, log_var, rank() * y.shape[0], spec)
+        plan = None if spec is None or y.ndim <= dims else _make(x, y, log_var, rank * y.shape[0], spec)
         launch.keep(_plans, asked, plan)
         return plan
 
@@ -118,16 +120,18 @@ def _make(x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> 
     return Plan(x, y, log_var, first_row, spec)
 
 
-def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan) -> Tensor:
-    """Return y with a layer's noise."""
+def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, frozen: bool = False) -> Tensor:
+    """Return y with a layer's noise; `frozen`: of what the layer made y of, x alone may want a gradient."""
     if torch.is_grad_enabled():
-        return _apply(x, y, log_var, key, plan)  # type: ignore[no-untyped-call]
-    return _Noisy.forward(None, x, y, log_var, key, plan)
+        # What is hooked (a checkpoint) may be asked for once, and autograd asks the layer's node again, for nothing.
+        own = own_of(y) if frozen and plan.pulls is not None and x.requires_grad and unhooked() else None
+        return _apply(x, y, log_var, key, plan, own)  # type: ignore[no-untyped-call]
+    return _Noisy.forward(None, x, y, log_var, key, plan, None)
 
 
 class _Noisy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, own: Any) -> Tensor:
         plane = torch.empty_like(plan.energy)
         plan.sums.total(x, plane)
         out = torch.empty_like(y)
@@ -142,7 +146,7 @@ class _Noisy(torch.autograd.Function):
             plan.noises.add(y, plane, log_var, key, out)
         if ctx is not None:
             ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
-            ctx.plan = plan
+            ctx.plan, ctx.own = plan, own
         return out
 
     @staticmethod
@@ -161,18 +165,33 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     if grad.stride() != plan.stride:  # once, for us and for the layer
         grad = torch.empty_strided(grad.shape, plan.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
     if plan.pulls is not None:
-        grad_x, grad_log_var = plan.pulls.of(grad, x, plane, log_var, key)
-        return grad_x, grad, grad_log_var, None, None
+        return _folded(ctx, plan.pulls, grad, x, plane, log_var, key)
     grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
     if x is None:
-        return None, grad, grad_log_var, None, None
+        return None, grad, grad_log_var, None, None, None
     if plan.like is not None:
         grad_plane = torch.ops.aten.avg_pool2d_backward.default(grad_plane, plan.like, *plan.pool)
     elif plan.pool:  # its own transpose, by a call that takes less than half of the time
         grad_plane = torch._C._nn.avg_pool2d(grad_plane, *plan.pool)
     grad_x = torch.empty_like(x)
     plan.sums.gradient(x, grad_plane, grad_x)
-    return grad_x, grad, grad_log_var, None, None
+    return grad_x, grad, grad_log_var, None, None, None
+
+
+def _folded(
+    ctx: Any, pulls: folded.Pulls, grad: Tensor, x: Tensor | None, plane: Tensor, log_var: Tensor, key: Tensor
+) -> Any:
+    node = ctx.own
+    if node is None or x is None:
+        grad_x, grad_log_var = pulls.of(grad, x, plane, log_var, key, None)
+        return grad_x, grad, grad_log_var, None, None, None
+    mine = own_gradient(node, grad, x.shape)
+    if mine is None:  # this backward pass asks for nothing before this layer
+        x = None
+    elif mine.stride() != x.stride() or mine.dtype != grad.dtype:
+        mine = torch.empty_like(x, dtype=grad.dtype).copy_(mine)
+    grad_x, grad_log_var = pulls.of(grad, x, plane, log_var, key, mine)
+    return grad_x, None, grad_log_var, None, None, None
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 _TILE = 2048  # numbers that a program holds at once: 16 a thread
-_PAIRS = 1024  # pairs of them, with ε: 80 registers a thread, where 16 pairs take 128 and half as many threads fit
 _PROGRAMS = 8  # a multiprocessor: fewer leave it waiting for memory
 
 
@@ -68,6 +67,20 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+class Cut(NamedTuple):
+    """How a kernel that draws ε is cut into programs.
+
+    Attributes:
+        pairs: of numbers that a program holds at once.
+        warps: of a program.
+        fit: programs that a multiprocessor of 65,536 registers holds at once (for sm_90), by the width of their tile.
+    """
+
+    pairs: int
+    warps: int
+    fit: dict[int, int]
+
+
 class Tile(NamedTuple):
     """Positions and columns of a tile, and how many programs there are along each."""
 
@@ -87,23 +100,22 @@ def tile(shape: Shape, columns: int, gpus: int) -> Tile:
     return Tile(block, width, (rows, min(cdiv(columns, width), cdiv(wanted, max(1, rows)))))
 
 
-def pair_tile(shape: Shape, columns: int, gpus: int, programs: int) -> Tile:
+def pair_tile(shape: Shape, columns: int, gpus: int, cut: Cut) -> Tile:
     """Return the tile for ε: each program has one block of columns and loops over positions.
 
-    Args:
-        programs: that a multiprocessor holds at once; one more would wait for all of them.
+    There are no more programs than fit at once: one more would wait for all of them.
     """
-    width = _width(shape, columns)
+    width = _width(shape, columns, max(cut.fit))
     blocks = cdiv(columns, width)
-    block = _PAIRS // width
-    wanted = programs * gpus
+    block = max(1, cut.pairs // width)
+    wanted = cut.fit.get(width, min(cut.fit.values())) * gpus
     while block > 16 and cdiv(shape.positions, block) * blocks < wanted:
         block //= 2
     return Tile(block, width, (min(cdiv(shape.positions, block), max(1, wanted // blocks)), blocks))
 
 
-def _width(shape: Shape, columns: int) -> int:
-    widest = 64 if shape.last else 8
+def _width(shape: Shape, columns: int, most: int = 64) -> int:
+    widest = most if shape.last else 8
     width = min(widest, columns & -columns)  # no empty columns: a network's widths are multiples of 32
     # Sixteen would be a pair of sectors at a time: 80 µs where a copy takes 33 (80 pairs of channels, on an H200).
     return width if width >= min(32, widest) else min(widest, power(min(columns, 32)))

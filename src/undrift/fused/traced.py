@@ -3,6 +3,11 @@
 It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: the sum of squares with what
 writes x, 2·x·grad with what reads the gradient. ε and its two sums are ours: given PyTorch's operators, the compiler
 draws ε again in each kernel that reads the output (on an H200 a WRN-28-10 step of 26.9 ms, where Tent's takes 13.3).
+
+The energy's gradient lies in memory with gaps. A kernel of the compiler's that sums over positions (a batch norm's
+gradients) reads all else along channels. What lies along positions it reads so, and then exchanges it among its threads
+through shared memory: up to twice the time (on an H200 55 µs instead of 27; with gaps 36 to 41, benchmarks/NOTES.md,
+version 13). Numbers that are no neighbours it reads as it needs them.
 """
 
 import torch
@@ -10,9 +15,12 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from undrift.fused import gradients, plain, tiles
-from undrift.fused.kernels import add_noise_kernel, finish_kernel, noise_gradients_kernel
+from undrift.fused.kernels import add_noise_kernel, apart_kernel, finish_kernel, noise_gradients_kernel
 from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
 from undrift.fused.launch import FINISH, Noises, first_of
+
+APART = 4  # 16 bytes
+_BLOCK = 1024
 
 
 def _plan(y: Tensor, first_row: int, groups: int, last: bool) -> Noises:
@@ -31,7 +39,7 @@ def add_noise(
     plan = _plan(y, first_row, groups, last)
     call, tensors = plan.add, (y, plane.contiguous(), log_var, key, out)
     if plan.finish is not None:
-        wrap_triton(add_noise_kernel)[call.grid](*tensors, *call.numbers, **call.constants)
+        wrap_triton(add_noise_kernel)[call.grid](*tensors, *call.numbers, **call.constants, num_warps=call.warps)
     else:
         wrap_triton(grouped_add_noise_kernel)[call.grid](*tensors, *call.numbers, **call.constants)
     return out
@@ -47,19 +55,32 @@ def noise_gradients(
     grad, plane = tiles.dense(grad, last), plane.contiguous()
     plan = _plan(grad, first_row, groups, last)
     call = plan.sums
-    grad_plane = torch.empty_like(plane)
     scratch = torch.empty(plan.partial, dtype=torch.float32, device=plane.device)
     tensors = (grad, plane, log_var, key)
     if plan.finish is None:
+        grad_plane = torch.empty_like(plane)
         wrap_triton(grouped_noise_gradients_kernel)[call.grid](
             *tensors, grad_plane, scratch, *call.numbers, **call.constants
         )
         return grad_plane, scratch.sum(0).to(log_var.dtype)
     grad_log_var = torch.empty_like(log_var)
-    wrap_triton(noise_gradients_kernel)[call.grid](*tensors, scratch, *call.numbers, **call.constants)
-    finish = plan.finish
-    wrap_triton(finish_kernel)[finish.grid](scratch, plane, grad_plane, grad_log_var, *finish.numbers, **FINISH)
-    return grad_plane, grad_log_var
+    wrap_triton(noise_gradients_kernel)[call.grid](
+        *tensors, scratch, *call.numbers, **call.constants, num_warps=call.warps
+    )
+    finish, spaced = plan.finish, torch.empty((*plane.shape, APART), dtype=torch.float32, device=plane.device)
+    constants = {**FINISH, "APART": APART}
+    wrap_triton(finish_kernel)[finish.grid](scratch, plane, spaced, grad_log_var, *finish.numbers, **constants)
+    return spaced[..., 0], grad_log_var
+
+
+@triton_op("undrift::apart_traced", mutates_args=())
+def apart(values: Tensor) -> Tensor:
+    """Return numbers with gaps between them in memory."""
+    spaced = torch.empty((*values.shape, APART), dtype=values.dtype, device=values.device)
+    if count := values.numel():
+        programs = (tiles.cdiv(count, _BLOCK),)
+        wrap_triton(apart_kernel)[programs](values.contiguous(), spaced, count, BLOCK=_BLOCK, APART=APART)
+    return spaced[..., 0]
 
 
 gradients.of_add_noise(add_noise, noise_gradients)
@@ -79,4 +100,4 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     return plain.square_sum(x, groups, last)
 
 
-gradients.of_square_sum(square_sum)
+gradients.of_square_sum(square_sum, lambda grad: apart(grad) if grad.is_cuda and grad.stride(-1) != APART else grad)
