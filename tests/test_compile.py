@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from support import convnet, images
+from undrift.key import USES
 
 BACKEND = "aot_eager_decomp_partition"
 
@@ -260,3 +261,27 @@ def test_a_part_outside_the_graph_gets_fresh_noise_too(estimator: str) -> None:
     first, second = call(torch.ones(2, 4)), call(torch.ones(2, 4))
     assert not torch.equal(first[0], second[0])
     assert not torch.equal(first[1], second[1])
+
+
+class Often(nn.Module):
+    """A layer used more often than a compiled graph has keys ready for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(USES + 2):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+def test_a_compiled_graph_draws_each_use_of_a_layer_anew() -> None:
+    """As uncompiled passes do, beyond the keys that are ready too."""
+    torch.manual_seed(0)
+    model, x = undrift.perturb(Often(), linear_sharing="kernel", init_fraction=0.3), torch.rand(3, 4)
+    found = []
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        model.reseed(1)
+        found.append(call(x))
+    torch.testing.assert_close(found[0], found[1])

@@ -65,7 +65,7 @@ def test_few_operators_besides_the_pass(monkeypatch: pytest.MonkeyPatch) -> None
     model = noisy()
     with Count(model.net) as count:  # type: ignore[arg-type]
         keys_of(model.key.seed, model.key.step, 8)
-    keys = count.found["before"]  # one launch on CUDA
+    keys = count.found["before"] + 1  # one launch on CUDA, and a view of each
     before, after = counted(model, samples=0)
     assert before <= 5
     assert after <= 15

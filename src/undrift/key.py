@@ -29,6 +29,7 @@ T = TypeVar("T")
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MIX1 = 0xBF58476D1CE4E5B9 - 2**64
 MIX2 = 0x94D049BB133111EB - 2**64
+USES = 8  # of a weight in one step, that a compiled graph has a key ready for
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -108,7 +109,7 @@ class Key(nn.Module):
         self.ready: tuple[Tensor, ...] | None = None
         self.with_gradients = False
         self.rank = rank()  # this process's, as it was when the last pass began
-        self.graph: Tensor | None = None  # the same inside a graph that is being captured
+        self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
         self.reseed(generator)
@@ -141,7 +142,7 @@ class Key(nn.Module):
             # is run while tracing takes no symbol.
             self.traced = count_traced(operator.index(self.ident)) == 0
             # Without noise no keys: an exported mean network is PyTorch's operators alone.
-            self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights) if self.noisy else None
+            self.graph = _keys_operator.table(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
             self.stale = True
         else:
             self._begin()
@@ -241,7 +242,7 @@ class Key(nn.Module):
     def _now(self) -> Tensor:
         if self._in_graph():
             assert self.graph is not None
-            return self.graph
+            return self.graph[0]
         if self.stale:
             # This part runs outside the graph that opened the step; its uses are numbered apart from the graph's.
             self.calls, self.current, self.stale = dict.fromkeys(range(self.weights), 1 << 20), None, False
@@ -250,15 +251,20 @@ class Key(nn.Module):
         return self.current
 
     def _fresh(self, number: int) -> Tensor:
-        now = self._now()
-        if not torch.compiler.is_compiling():
-            return self._used(now, number)
-        key = now[2 * number]
         if self._in_graph():
-            # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. No
-            # branch on the count: the compiler may trace a part twice, and wants to see the same.
-            return key + _wrap(count_traced(operator.index(self.ident), operator.index(number)) * GOLDEN)
-        return self._counted(key, number)
+            return self._traced(number)
+        now = self._now()
+        return self._counted(now[2 * number], number) if torch.compiler.is_compiling() else self._used(now, number)
+
+    def _traced(self, number: int) -> Tensor:
+        # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. A count is
+        # a place in a table: no sum, which would be a kernel a layer, and for the first uses no branch on it. The
+        # compiler may trace a part twice, and wants to see the same.
+        assert self.graph is not None
+        use = count_traced(operator.index(self.ident), operator.index(number))
+        if use < USES:
+            return self.graph[use, 2 * number]
+        return self.graph[0, 2 * number] + _wrap(use * GOLDEN)
 
     def _used(self, now: Tensor, number: int) -> Tensor:
         return self._counted(self._each(now)[2 * number], number)

@@ -42,7 +42,7 @@ class Plan:
     groups or large windows, and each step is a kernel of its own.
     """
 
-    __slots__ = ("energy", "extra", "filtered", "like", "noises", "plane", "pool", "pulls", "stride", "sums")
+    __slots__ = ("energy", "extra", "filtered", "last", "like", "noises", "plane", "pool", "pulls", "stride", "sums")
 
     def __init__(self, x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> None:
         # With groups the kernel adds no constant: it is added to the plane.
@@ -55,7 +55,7 @@ class Plan:
             first, windows = launch.first_of(y, first_row, spec.last), folded.windows_of(x, y, spec.pool)
             self.filtered = folded.adding(tiles.shape_of(y, spec.last), windows, first, y.get_device())
             self.pulls = folded.pulls_of(x, y, spec.last, windows, first)
-        self.stride = y.stride()
+        self.last, self.stride = spec.last, y.stride()
         self.extra = spec.extra if grouped else 0.0
         energy = (*x.shape[:-1], 1) if spec.last else (x.shape[0], spec.groups, *x.shape[2:])
         # One number each, spread: tensors like them are made in half the time that sizes, dtype and device take.
@@ -185,7 +185,7 @@ def _folded(
     if node is None or x is None:
         grad_x, grad_log_var = pulls.of(grad, x, plane, log_var, key, None)
         return grad_x, grad, grad_log_var, None, None, None
-    mine = own_gradient(node, grad, x.shape)
+    mine = own_gradient(node, grad, x.shape, ctx.plan.last)
     if mine is None:  # this backward pass asks for nothing before this layer
         x = None
     elif mine.stride() != x.stride() or mine.dtype != grad.dtype:

@@ -32,12 +32,18 @@ def own_of(y: Tensor) -> Any:
     return None if place is None or place == _VIEW else node
 
 
-def own_gradient(node: Any, grad: Tensor, shape: torch.Size) -> Tensor | None:
-    """Return the gradient of an input of that shape by its layer's node, None where this backward pass wants none."""
+def own_gradient(node: Any, grad: Tensor, shape: torch.Size, last: bool) -> Tensor | None:
+    """Return the gradient of an input of that shape by its layer's node, None where this backward pass wants none.
+
+    `last`: channels are the last dimension, and all others one of a matrix.
+    """
     place = _places[type(node)]
-    matrix = type(node).__name__ != "ConvolutionBackward0" and grad.ndim > 2
-    found: Tensor | None = node(grad.view(-1, grad.shape[-1]) if matrix else grad)[place]
-    return found.view(shape) if matrix and found is not None else found
+    found: Tensor | None
+    if not last or len(shape) == 2:
+        found = node(grad)[place]
+        return found
+    found = node(grad.view(-1, grad.shape[-1]))[place]
+    return None if found is None else found.view(shape)
 
 
 def _place(node: Any) -> int | None:
