@@ -72,6 +72,8 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
         monkeypatch.setattr(launch, "ADDING", tiles.Cut(64, 4, {64: 1}))
         monkeypatch.setattr(launch, "SUMMING", tiles.Cut(64, 1, {64: 1}))
         monkeypatch.setattr(folded, "WINDOWED", tiles.Cut(64, 4, {64: 1}))
+        monkeypatch.setattr(folded, "VECTORS", tiles.Cut(32, 4, {8: 1}))
+        monkeypatch.setattr(tiles, "VECTOR", 16)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -35,9 +35,10 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...], float, tuple[int, int, int]]]
     "blocks of channels": (nn.Conv2d(3, 140, 3, padding=1), (1, 3, 4, 5), 0.0, (2, 2, 2)),
     "many inputs": (nn.Conv2d(70, 2, 3, padding=1), (1, 70, 3, 3), 0.0, (2, 2, 2)),
     "many parts": (nn.Conv2d(2, 4, 3, padding=1), (2, 2, 6, 7), 0.0, (2, 2, 2)),
-    "vectors": (nn.Linear(6, 10), (5, 6), 0.5, (2, 2, 2)),
-    "tokens": (nn.Linear(7, 14), (2, 5, 7), 0.0, (2, 2, 2)),
-    "a field of vectors": (nn.Linear(5, 136), (2, 3, 2, 5), 0.0, (2, 2, 2)),
+    "vectors": (nn.Linear(6, 10), (5, 6), 0.5, (1, 2, 2)),
+    "tokens": (nn.Linear(7, 14), (2, 5, 7), 0.0, (1, 2, 2)),
+    "a field of vectors": (nn.Linear(5, 136), (2, 3, 2, 5), 0.0, (1, 2, 2)),
+    "many vectors": (nn.Linear(3, 20), (150, 3), 0.5, (1, 2, 2)),
     "grouped": (nn.Conv2d(6, 12, 3, padding=1, groups=3), (2, 6, 4, 4), 0.5, (4, 4, 2)),
     "odd": (nn.Conv2d(4, 5, 3, padding=1), (2, 4, 4, 4), 0.5, (3, 4, 2)),
 }
@@ -183,6 +184,7 @@ def test_how_many_launches_a_layer_takes(monkeypatch: pytest.MonkeyPatch, name: 
         out = layer.noisy(*leaves, setting.key, plan)
         check_order()
         forward = len(seen) + (plan.filtered is None and bool(plan.pool)) + bool(plan.extra)
+        assert (plan.joined is not None) == (forward == 1)
         seen.clear()
         out.backward(setting.orders()[0][2])
         check_order()

@@ -102,18 +102,6 @@ class Noise(nn.Module):
 
     # Hooks ------------------------------------------------------------------------------------------------------
 
-    def lower(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002
-        """Give the layer its input in autocast's precision, as autocast itself would, a moment later and unseen.
-
-        A layer norm's output is float32 under autocast. Seen by the noise it would be kept for the backward pass, and
-        its two gradients added, in twice the memory of what the layer multiplies with.
-        """
-        x: Tensor = args[0] if args else kwargs["input"]
-        if x.dtype is not torch.float32 or not torch.is_autocast_enabled(x.device.type):
-            return None
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
-
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
         keys = self._key[0]

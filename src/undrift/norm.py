@@ -36,6 +36,7 @@ class Norm(Swapped):
         tracked = getattr(layer, "running_mean", None) is not None
         wanted: Statistics = "source" if frozen else options.norm_statistics
         self.statistics: Statistics | None = wanted if tracked else None
+        self.by_batch = self.statistics == "batch" and isinstance(layer, _BatchNorm)
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
@@ -62,6 +63,11 @@ class Norm(Swapped):
         if self.flags or self.tracking is not None:
             self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
+        if self.by_batch and not torch.compiler.is_compiling():
+            if len(x) == 1:
+                self._refuse_single(x)
+            self._switch(layer, True, False)
+            return
         # A domain's average has a pace of its own; at a pace of 0 there is nothing to compute.
         moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
         if self.statistics == "batch":
@@ -76,10 +82,7 @@ class Norm(Swapped):
             self._move(layer, x)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages by itself.
-        training, track = batch and isinstance(layer, _BatchNorm), tracks or not batch
-        if layer.training is not training or layer.track_running_stats is not track:
-            self.flags = {"training": layer.training, "track_running_stats": layer.track_running_stats}
-            _set(layer, {"training": training, "track_running_stats": track})
+        self._switch(layer, batch and isinstance(layer, _BatchNorm), tracks or not batch)
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Give the layer its own flags back, and keep the statistics that it moved; without output its pass raised."""
@@ -88,6 +91,11 @@ class Norm(Swapped):
             self.tracking, self.noisy = None, self.noisy or self.key.noisy
         if self.flags or self.tracking is not None:
             self.settle()
+
+    def _switch(self, layer: Any, training: bool, track: bool) -> None:
+        if layer.training is not training or layer.track_running_stats is not track:
+            self.flags = {"training": layer.training, "track_running_stats": layer.track_running_stats}
+            _set(layer, {"training": training, "track_running_stats": track})
 
     def settle(self) -> None:
         """Give the layer its own flags and statistics back; a forward pass that raised could not."""

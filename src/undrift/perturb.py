@@ -266,10 +266,7 @@ class Perturbed(nn.Module):
                 noises[name] = by_weight[tied]
             hook: Hook = Rerun(layer, noises).drawn
             if layers.is_standard(layer):
-                own, local = noises["weight"], self.options.estimator == "local"
-                hook = own.local if local else own.drawn
-                if local and isinstance(layer, nn.Linear):
-                    self._before.append((layer, own.lower))
+                hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
             self._after.append((layer, hook))
 
     def _make_copies(self) -> None:

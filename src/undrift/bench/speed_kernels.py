@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OURS = ("add_noise", "noise_gradients", "square_sum", "finish")
+OURS = ("add_noise", "noise_gradients", "square_sum", "finish", "apart")
 """Our kernels, by what their names contain; a gradient of one counts with it."""
 STEPS = 3
 MARK = "undrift: measured steps"

@@ -11,6 +11,7 @@ from undrift.fused.tiles import Cut, Shape, Tile, cdiv, power
 
 MOST = 9  # numbers that a kernel adds up for each position: 3×3. A larger box filter is quicker as a kernel of its own
 PLANE = {"PLANE": 256}
+VECTORS = Cut(pairs=512, warps=4, fit={64: 8, 32: 8})
 WINDOWED = Cut(pairs=1024, warps=4, fit={64: 8, 32: 8})  # each position is summed once for all its pairs
 PARTS = {"ROWS": 256, "COLUMNS": 8}  # as many registers as the kernel's other programs want
 POSITIONS = 128  # of an input, at most, to a program: with more of them windows take 96 registers a thread
@@ -77,6 +78,35 @@ def adding(shape: Shape, windows: Windows, first: int, device: int) -> Call | No
     }  # fmt: skip
     kernel, warps = kernels_layer.add_noise_windowed_kernel, WINDOWED.warps
     return Call(kernel, cut.programs, numbers, constants, device, (4, 5), warps)
+
+
+def joining(given: Shape, shape: Shape, extra: float, first: int, device: int) -> Call | None:
+    """Return what sums over an input's channels and adds noise: x, y, log_var, key, out, plane. None: that is not one.
+
+    Args:
+        given: the input.
+        shape: the output, each of whose positions is made of one of the input's.
+        extra: a constant energy.
+        first: the number of the first row of ε.
+        device: index of the GPU.
+    """
+    from undrift.fused import kernels_layer
+
+    if not given.last or not shape.last:
+        return None
+    half, wanted = shape.channels // 2, 8 * tiles.processors(device)
+    width = tiles.pair_tile(shape, half, 1, VECTORS).width
+    block = max(1, VECTORS.pairs // width)
+    blocks = 4
+    while blocks > 1 and cdiv(shape.positions, block * blocks) < wanted:
+        blocks //= 2
+    constants = {
+        "WIDE": given.wide or shape.wide, "BP": block, "WIDTH": width, "INPUTS": tiles.VECTOR // block, "BLOCKS": blocks
+    }  # fmt: skip
+    numbers = (extra, first, shape.positions, shape.per_image, half, given.channels)
+    programs = (cdiv(shape.positions, block * blocks), 1)
+    kernel = kernels_layer.add_noise_vectors_kernel
+    return Call(kernel, programs, numbers, constants, device, (4, 5), VECTORS.warps)
 
 
 class Pulls:

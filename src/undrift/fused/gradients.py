@@ -15,13 +15,13 @@ def keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # no
     ctx.save_for_backward(x)
 
 
-def of_square_sum(operator: Any, arranged: Callable[[Tensor], Tensor] = lambda grad: grad) -> None:
+def of_square_sum(operator: Any, arranged: Callable[[Tensor, bool], Tensor] = lambda grad, _last: grad) -> None:
     """Give an operator for Σ x² its gradient, from a gradient of its result that was `arranged` in memory."""
 
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         # In plain operators: a compiler fuses them with the layer's own gradient.
-        return plain.square_sum_gradient(arranged(grad), x, *ctx.settings), None, None
+        return plain.square_sum_gradient(arranged(grad, ctx.settings[-1]), x, *ctx.settings), None, None
 
     operator.register_autograd(backward, setup_context=keep_input)
 

@@ -73,6 +73,44 @@ def add_noise_windowed_kernel(
 
 
 @triton.jit
+def add_noise_vectors_kernel(
+    x_ptr, y_ptr, log_var_ptr, key_ptr, out_ptr, plane_ptr, extra, first, positions, per_image, half, channels,
+    WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write y + σ·√plane·ε, and the plane: Σx² + extra of the same position. Channels are neighbours in memory.
+
+    A program has BLOCKS blocks of positions: it sums over their inputs, and then goes through their outputs, some
+    channels of all blocks at a time, so that σ is computed once for them.
+    """
+    start = tl.program_id(0) * (BP * BLOCKS)
+    for block in tl.static_range(BLOCKS):
+        q = start + block * BP + tl.arange(0, BP)
+        base = start_of(q, per_image, channels, True, WIDE)
+        total = tl.zeros((BP, INPUTS), tl.float32)
+        for of_tile in range(0, channels, INPUTS):
+            c = of_tile + tl.arange(0, INPUTS)
+            mask = (q < positions)[:, None] & (c < channels)[None, :]
+            x = tl.load(x_ptr + base[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
+            total += x * x
+        tl.store(plane_ptr + q, tl.sum(total, axis=1) + extra, mask=q < positions)
+    tl.debug_barrier()  # from here on each thread reads what others of its program have written
+    low, high = words(key_ptr)
+    for of_tile in range(0, half, WIDTH):
+        c = of_tile + tl.arange(0, WIDTH)
+        sigma0, sigma1 = sigmas(log_var_ptr, c, half)
+        for block in tl.static_range(BLOCKS):
+            q = start + block * BP + tl.arange(0, BP)
+            mask = (q < positions)[:, None] & (c < half)[None, :]
+            offset = start_of(q, per_image, 2 * half, True, WIDE)[:, None] + c[None, :]
+            y0, y1 = two_tiles(y_ptr, offset, half, mask)
+            plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
+            counter = counters(q // per_image, q % per_image, first, half, per_image, low)[:, None]
+            e0, e1 = pair(counter + (c * per_image).to(tl.uint32)[None, :], high, plane)
+            tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
+            tl.store(out_ptr + offset + half, y1 + sigma1[None, :] * e1, mask=mask)
+
+
+@triton.jit
 def _pull(
     scratch_ptr, q, there, per_image, columns, outputs, out_rows, across, blocks, BLOCKS: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,

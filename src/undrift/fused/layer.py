@@ -38,11 +38,24 @@ class Spec(NamedTuple):
 class Plan:
     """All that follows from a layer and the shapes of its input and output.
 
-    `filtered` adds noise and the box filter at once, `pulls` makes both gradients; where they are None, there are
-    groups or large windows, and each step is a kernel of its own.
+    `joined` sums over channels and adds noise at once, `filtered` the box filter and noise, `pulls` makes both
+    gradients; where they are None, there are groups or large windows, and each step is a kernel of its own.
     """
 
-    __slots__ = ("energy", "extra", "filtered", "last", "like", "noises", "plane", "pool", "pulls", "stride", "sums")
+    __slots__ = (
+        "energy",
+        "extra",
+        "filtered",
+        "joined",
+        "last",
+        "like",
+        "noises",
+        "plane",
+        "pool",
+        "pulls",
+        "stride",
+        "sums",
+    )
 
     def __init__(self, x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> None:
         # With groups the kernel adds no constant: it is added to the plane.
@@ -50,10 +63,14 @@ class Plan:
         self.sums = launch.sums_of(x, spec.groups, spec.last, 0.0 if grouped else spec.extra)
         self.noises = launch.noises_of(y, spec.groups, spec.last, first_row, log_var)
         self.filtered: Call | None = None
+        self.joined: Call | None = None
         self.pulls: folded.Pulls | None = None
         if folded.fits(y, spec.groups, spec.last):
             first, windows = launch.first_of(y, first_row, spec.last), folded.windows_of(x, y, spec.pool)
-            self.filtered = folded.adding(tiles.shape_of(y, spec.last), windows, first, y.get_device())
+            given, shape = tiles.shape_of(x, spec.last), tiles.shape_of(y, spec.last)
+            self.filtered = folded.adding(shape, windows, first, y.get_device())
+            if not spec.pool:
+                self.joined = folded.joining(given, shape, spec.extra, first, y.get_device())
             self.pulls = folded.pulls_of(x, y, spec.last, windows, first)
         self.last, self.stride = spec.last, y.stride()
         self.extra = spec.extra if grouped else 0.0
@@ -132,13 +149,15 @@ def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, frozen
 class _Noisy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, own: Any) -> Tensor:
-        plane = torch.empty_like(plan.energy)
-        plan.sums.total(x, plane)
-        out = torch.empty_like(y)
-        if plan.filtered is not None:
+        plane, out = torch.empty_like(plan.energy), torch.empty_like(y)
+        if plan.joined is not None:
+            plan.joined(x, y, log_var, key, out, plane)
+        elif plan.filtered is not None:
+            plan.sums.total(x, plane)
             energy, plane = plane, torch.empty_like(plan.plane)
             plan.filtered(y, energy, log_var, key, out, plane)
         else:
+            plan.sums.total(x, plane)
             if plan.extra:
                 plane += plan.extra
             if plan.pool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _TILE = 2048  # numbers that a program holds at once: 16 a thread
+VECTOR = 1024  # … where it holds them for a few positions only
 _PROGRAMS = 8  # a multiprocessor: fewer leave it waiting for memory
 
 

@@ -7,7 +7,8 @@ draws ε again in each kernel that reads the output (on an H200 a WRN-28-10 step
 The energy's gradient lies in memory with gaps. A kernel of the compiler's that sums over positions (a batch norm's
 gradients) reads all else along channels. What lies along positions it reads so, and then exchanges it among its threads
 through shared memory: up to twice the time (on an H200 55 µs instead of 27; with gaps 36 to 41, benchmarks/NOTES.md,
-version 13). Numbers that are no neighbours it reads as it needs them.
+version 13). Numbers that are no neighbours it reads as it needs them. (Behind a layer norm, which sums over channels,
+gaps would cost a little, so a linear layer's plane has none.)
 """
 
 import torch
@@ -67,8 +68,9 @@ def noise_gradients(
     wrap_triton(noise_gradients_kernel)[call.grid](
         *tensors, scratch, *call.numbers, **call.constants, num_warps=call.warps
     )
-    finish, spaced = plan.finish, torch.empty((*plane.shape, APART), dtype=torch.float32, device=plane.device)
-    constants = {**FINISH, "APART": APART}
+    finish, gap = plan.finish, 1 if last else APART
+    spaced = torch.empty((*plane.shape, gap), dtype=torch.float32, device=plane.device)
+    constants = {**FINISH, "APART": gap}
     wrap_triton(finish_kernel)[finish.grid](scratch, plane, spaced, grad_log_var, *finish.numbers, **constants)
     return spaced[..., 0], grad_log_var
 
@@ -100,4 +102,8 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     return plain.square_sum(x, groups, last)
 
 
-gradients.of_square_sum(square_sum, lambda grad: apart(grad) if grad.is_cuda and grad.stride(-1) != APART else grad)
+def _arranged(grad: Tensor, last: bool) -> Tensor:
+    return grad if last or not grad.is_cuda or grad.stride(-1) == APART else apart(grad)
+
+
+gradients.of_square_sum(square_sum, _arranged)
