@@ -114,7 +114,7 @@ def test_kernels_are_told_apart_by_their_names() -> None:
     rows = [row("vmp", 1.0) | {"kernels": 6, "kernel_ms": found}, row("tent", 1.0) | {"error": "no memory"}]
     lines = [line for line in kernels({"rows": rows}).splitlines() if line.startswith("| WRN")]
     assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
-        "WRN-28", "vmp", "6", "15.75", "–", "3.00", "0.50", "–", "4.00", "8.25",
+        "WRN-28", "vmp", "6", "15.75", "–", "3.00", "0.50", "–", "–", "4.00", "8.25",
     ]  # fmt: skip
     assert "failed" in lines[1]
 
