@@ -25,6 +25,7 @@ POSITIONS = 2 * 6 * 6
 def test_the_bytes_of_the_noise_by_hand() -> None:
     """x and y of each layer: x, 2 y and grad of y; but for the first layer also x, its gradient, and that again."""
     assert extra_bytes(layers(Two("two", 2, 6), X), low=False) == 4 * POSITIONS * ((3 + 3 * 4) + (4 * 4 + 3 * 5))
+    assert extra_bytes(layers(Two("two", 2, 6), X), low=True, compiled=True) == 2 * POSITIONS * 3 * (4 + 5)
 
 
 def test_operations_are_those_of_every_value_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

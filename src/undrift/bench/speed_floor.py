@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from undrift.bench.measure import laps
 from undrift.bench.speed_steps import Case
 
-OPERATIONS = {"cuda": (20.0, 23.0), "cpu": (21.0, 4.0)}
+OPERATIONS = {"cuda": (22.0, 22.5), "cpu": (21.0, 4.0)}
 """Operations a value, forward and backward.
 
-CUDA: instructions in the machine code of `add_noise` and `noise_gradients` (sm_90; benchmarks/NOTES.md, version 4: the
+CUDA: instructions in the machine code of `add_noise` and `noise_gradients` (sm_90; benchmarks/NOTES.md, version 13: the
 last that changed them). CPU: PyTorch's elementwise operators in undrift.fused.pieces, 40 for two values of √plane·ε and
 one more a value; these are kept for the backward pass there, which multiplies and adds up.
 """
@@ -35,17 +35,22 @@ def layers(case: Case, x: Tensor) -> list[tuple[int, torch.Size]]:
     return found
 
 
-def extra_bytes(noisy: list[tuple[int, torch.Size]], low: bool) -> int:
+def extra_bytes(noisy: list[tuple[int, torch.Size]], low: bool, compiled: bool = False) -> int:
     """Return the bytes that noise must move in a step beyond Tent: x; y twice; grad of y; x, its grad, and that again.
 
     The box filter works on one plane a group, and ε is computed: neither counts. The first layer's input has no grad.
+    A compiler sums x² where x is written, and adds its gradient where that of x is read: there x costs nothing.
     """
+    if compiled:
+        return 3 * sum(out.numel() for _, out in noisy) * (2 if low else 4)
     first, *others = noisy
     numbers = first[0] + 3 * first[1].numel() + sum(4 * given + 3 * out.numel() for given, out in others)
     return numbers * (2 if low else 4)
 
 
-def floor(noisy: list[tuple[int, torch.Size]], device: torch.device, low: bool) -> dict[str, Any]:
+def floor(
+    noisy: list[tuple[int, torch.Size]], device: torch.device, low: bool, compiled: bool = False
+) -> dict[str, Any]:
     """Return what noise adds to a step at the least: `extra_bytes`, `extra_ms`, `operations`, and their time if known.
 
     The time of operations is that of starting them on all multiprocessors at the clock's peak, all other work left
@@ -54,7 +59,7 @@ def floor(noisy: list[tuple[int, torch.Size]], device: torch.device, low: bool) 
     Args:
         noisy: what `layers` found.
     """
-    moved, values = extra_bytes(noisy, low), sum(out.numel() for _, out in noisy)
+    moved, values = extra_bytes(noisy, low, compiled), sum(out.numel() for _, out in noisy)
     operations = values * sum(OPERATIONS[device.type])
     found = {"extra_bytes": moved, "extra_ms": 1e3 * moved / copying(device), "operations": operations}
     rate = issuing(device)

@@ -63,7 +63,7 @@ def measure(job: dict[str, Any], device: torch.device, turn: Turn = bool) -> dic
             found["kept"] = kept_for_backward(loss, x, [*net.parameters(), *net.buffers(), *parameters])
         if job["kind"] == "vmp" and job.get("floor", True):
             noisy = layers(case, x)
-            found |= floor(noisy, device, low)
+            found |= floor(noisy, device, low, mode["compiled"])
             found |= redrawing(shape for _, shape in noisy) if device.type == "cpu" else {}
         return found
 

@@ -6,7 +6,8 @@
 ε is a function of a key and of a position (`epsilon`), so that the backward pass draws it again instead of keeping it.
 `plain` says all of it in PyTorch's own operators and is what everything else is tested against; `kernels`
 (and `kernels_grouped`, `kernels_keys`) are Triton's, `trial` finds out whether they run, `launch` calls them, `layer`
-makes one node of autograd of a whole layer, by the fewer and larger `kernels_layer` that `folded` calls where they pay;
+makes one node of autograd of a whole layer, by the fewer and larger `kernels_layer` that `folded` calls where they pay,
+with the layer's `own` gradient in it;
 `cpu` works in pieces that stay in a core's cache; `operators` and `traced`
 register the functions with torch.library, with the `gradients` that both have.
 """
