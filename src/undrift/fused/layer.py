@@ -43,19 +43,8 @@ class Plan:
     """
 
     __slots__ = (
-        "energy",
-        "extra",
-        "filtered",
-        "joined",
-        "last",
-        "like",
-        "noises",
-        "plane",
-        "pool",
-        "pulls",
-        "stride",
-        "sums",
-    )
+        "energy", "extra", "filtered", "joined", "last", "like", "noises", "plane", "pool", "pulls", "stride", "sums"
+    )  # fmt: skip
 
     def __init__(self, x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> None:
         # With groups the kernel adds no constant: it is added to the plane.
