@@ -54,17 +54,14 @@ def test_a_program_holds_one_operator_a_layer() -> None:
     graph = torch.export.export(model, (images(4),), strict=False).graph
     called = [str(node.target) for node in graph.nodes if "undrift" in str(node.target)]
     layers = len([n for n in model.noises() if n.sharing == "kernel"])
-    assert called.count("undrift.key_table.default") == 1
+    assert called.count("undrift.keys.default") == 1
     assert called.count("undrift.add_noise.default") == layers > 0
 
 
-def test_the_operators_for_keys_are_well_registered() -> None:
-    """The table is of a step's keys and of what an uncompiled pass makes of them for later uses of a weight."""
+def test_the_operator_for_keys_is_well_registered() -> None:
+    """It gives a step's keys, and what an uncompiled pass makes of them for later uses of a weight."""
     seed, step = torch.tensor(-123456789123), torch.tensor(7)
     for count in (0, 2, 54):
-        torch.library.opcheck(_keys_operator.keys, (seed, step, count))
-        torch.library.opcheck(_keys_operator.table, (seed, step, count, 3))
-        first = keys_of(seed, step, count)
-        assert torch.equal(_keys_operator.keys(seed, step, count), first)
-        for use, row in enumerate(_keys_operator.table(seed, step, count, 3)):
-            assert torch.equal(row, first + _wrap(use * GOLDEN))
+        torch.library.opcheck(_keys_operator.keys, (seed, step, count, 3))
+        for use, row in enumerate(_keys_operator.keys(seed, step, count, 3)):
+            assert torch.equal(row, keys_of(seed, step, count) + _wrap(use * GOLDEN))

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import undrift
 from fused_support import KEY, arguments, in_orders, kernels_device, numpys, shapes, triton
 from undrift import layers, noise
-from undrift.fused import launch, layer, plain, tiles
+from undrift.fused import folded, launch, layer, plain, tiles
 
 
 @pytest.fixture(params=["many programs", "one program"])
@@ -252,9 +252,10 @@ def test_a_network_of_such_nodes_is_the_longer_ways(device: torch.device, monkey
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("channels", [2, 16, 24, 80, 160, 192, 320, 500, 1024])
 @pytest.mark.parametrize("positions", [1, 49, 3136, 204_800])
-def test_tiles_cover_everything_once(positions: int, channels: int, last: bool) -> None:
+@pytest.mark.parametrize("pairs", [launch.ADDING, launch.SUMMING, folded.WINDOWED], ids=["add", "sum", "windowed"])
+def test_tiles_cover_everything_once(positions: int, channels: int, last: bool, pairs: tiles.Cut) -> None:
     shape = tiles.Shape(positions, 1, channels, last)
-    for cut in (tiles.tile(shape, channels, 132), tiles.pair_tile(shape, channels, 132, tiles.Cut(1024, 4, {64: 6}))):
+    for cut in (tiles.tile(shape, channels, 132), tiles.pair_tile(shape, channels, 132, pairs)):
         assert cut.positions & (cut.positions - 1) == 0
         assert cut.width & (cut.width - 1) == 0
         assert 1 <= cut.programs[0] <= tiles.cdiv(positions, cut.positions)
@@ -262,7 +263,8 @@ def test_tiles_cover_everything_once(positions: int, channels: int, last: bool) 
         if last and channels % 32 == 0:
             assert channels % cut.width == 0  # no empty columns
     assert cut.programs[1] == tiles.cdiv(channels, cut.width)  # columns are not looped over
-    assert cut.programs[0] * cut.programs[1] <= max(6 * 132, cut.programs[1])  # no more than fit at once
+    most = pairs.fit.get(cut.width, min(pairs.fit.values())) * 132
+    assert cut.programs[0] * cut.programs[1] <= max(most, cut.programs[1])  # no more than fit at once
     whole = tiles.tile(shape, channels, 132)
     assert whole.programs[0] == tiles.cdiv(positions, whole.positions)  # nor are positions
 

@@ -35,10 +35,10 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...], float, tuple[int, int, int]]]
     "blocks of channels": (nn.Conv2d(3, 140, 3, padding=1), (1, 3, 4, 5), 0.0, (2, 2, 2)),
     "many inputs": (nn.Conv2d(70, 2, 3, padding=1), (1, 70, 3, 3), 0.0, (2, 2, 2)),
     "many parts": (nn.Conv2d(2, 4, 3, padding=1), (2, 2, 6, 7), 0.0, (2, 2, 2)),
-    "vectors": (nn.Linear(6, 10), (5, 6), 0.5, (1, 2, 2)),
-    "tokens": (nn.Linear(7, 14), (2, 5, 7), 0.0, (1, 2, 2)),
-    "a field of vectors": (nn.Linear(5, 136), (2, 3, 2, 5), 0.0, (1, 2, 2)),
-    "many vectors": (nn.Linear(3, 20), (150, 3), 0.5, (1, 2, 2)),
+    "vectors": (nn.Linear(6, 10), (5, 6), 0.5, (2, 2, 2)),
+    "tokens": (nn.Linear(7, 14), (2, 5, 7), 0.0, (2, 2, 2)),
+    "a field of vectors": (nn.Linear(5, 136), (2, 3, 2, 5), 0.0, (2, 2, 2)),
+    "many vectors": (nn.Linear(3, 128), (1100, 3), 0.5, (1, 2, 2)),
     "grouped": (nn.Conv2d(6, 12, 3, padding=1, groups=3), (2, 6, 4, 4), 0.5, (4, 4, 2)),
     "odd": (nn.Conv2d(4, 5, 3, padding=1), (2, 4, 4, 4), 0.5, (3, 4, 2)),
 }
@@ -339,6 +339,22 @@ def test_when_one_kernel_makes_both_gradients(name: str) -> None:
     cut = folded.input_tile(given, 132)
     assert cut.positions <= folded.POSITIONS
     assert cut.programs[0] == tiles.cdiv(given.positions, cut.positions)
+
+
+@triton
+def test_when_one_kernel_sums_the_energy_and_adds_the_noise() -> None:
+    """Where channels are neighbours in memory, and positions are more than a head's."""
+    device = 0 if torch.cuda.is_available() else -1
+    for images, side, channels, last, one in (
+        (64, 56, 256, True, True), (64, 7, 2048, True, True), (12608, 1, 384, True, True), (200, 32, 160, True, True),
+        (64, 1, 1000, True, False), (64, 1, 2, True, False), (64, 56, 256, False, False),
+    ):  # fmt: skip
+        shape = tiles.Shape(images * side**2, side**2, channels, last)
+        found = folded.joining(tiles.Shape(shape.positions, shape.per_image, 64, last), shape, 0.0, 0, device)
+        assert (found is not None) is one
+        if found is not None:
+            covered = found.constants["BP"] * found.constants["BLOCKS"] * found.grid[0]
+            assert shape.positions <= covered < shape.positions + found.constants["BP"] * found.constants["BLOCKS"]
 
 
 @triton

@@ -14,13 +14,7 @@ from undrift.key import GOLDEN, keys_of
 
 
 @torch.library.custom_op("undrift::keys", mutates_args=())
-def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
-    """Return the first `count` keys of a step: in programs that were exported before there was a table."""
-    return keys_of(seed, step, count)
-
-
-@torch.library.custom_op("undrift::key_table", mutates_args=())
-def table(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
+def keys(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
     """Return the first `count` keys of a step, a row of them for each time that a weight may be used."""
     if count and dispatch.quick(seed, step):
         from undrift.fused import launch
@@ -32,18 +26,7 @@ def table(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
 
 
 @keys.register_fake
-def _(_seed: Tensor, step: Tensor, count: int) -> Tensor:
-    _refuse_recomputation()
-    return step.new_empty((count,))
-
-
-@table.register_fake
 def _(_seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
-    _refuse_recomputation()
-    return step.new_empty((uses, count))
-
-
-def _refuse_recomputation() -> None:
     told = torch._functorch.config
     if getattr(told, "aggressive_recomputation", False) or getattr(told, "activation_memory_budget", 1) < 1:
         raise UndriftError(
@@ -51,3 +34,4 @@ def _refuse_recomputation() -> None:
             "aggressive_recomputation, or an activation_memory_budget below 1), and would draw other noise there; "
             "needed: neither. Set them to False and 1, or use torch.utils.checkpoint inside the network."
         )
+    return step.new_empty((uses, count))

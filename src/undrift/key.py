@@ -142,7 +142,7 @@ class Key(nn.Module):
             # is run while tracing takes no symbol.
             self.traced = count_traced(operator.index(self.ident)) == 0
             # Without noise no keys: an exported mean network is PyTorch's operators alone.
-            self.graph = _keys_operator.table(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
+            self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
             self.stale = True
         else:
             self._begin()
@@ -207,6 +207,7 @@ class Key(nn.Module):
                 and not self.stale
                 and number not in self.calls
                 and torch.is_grad_enabled() is graded
+                and not in_backward()  # where a pass that raised has left its own
                 and (not graded or unhooked())
             ):
                 self.calls[number] = 0

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.module import _global_forward_hooks
 
 from undrift import layers
 from undrift._errors import UndriftError
@@ -109,7 +110,8 @@ class Noise(nn.Module):
         if key is None:
             return None
         if not torch.compiler.is_compiling():
-            quickly = self._quick(layer, args[0] if args else kwargs["input"], output, key, keys.rank)
+            place = rank() if keys.ready is None else keys.rank  # asked for once a pass
+            quickly = self._quick(layer, args[0] if args else kwargs["input"], output, key, place)
             if quickly is not None:
                 return quickly
         x, batched = self._input(layer, args, kwargs, output)
@@ -138,7 +140,20 @@ class Noise(nn.Module):
                 return None
         if key.get_device() != x.get_device():
             key = key.to(x.device)
-        return noisy(x, y, log_var, key, plan, _frozen(layer))
+        return noisy(x, y, log_var, key, plan, self._alone(layer))
+
+    def _alone(self, layer: nn.Module) -> bool:
+        """Return whether a layer's output is what the layer made of its input, seen by nobody before this hook.
+
+        A hook that comes first may have put something else in its place, or wait for its gradient; weights that are
+        trained, or made of others (a parametrization), want a gradient of theirs.
+        """
+        own, hooks = layer._parameters, layer._forward_hooks
+        weight = own.get("weight")
+        if weight is None or weight.requires_grad or "bias" not in own or _global_forward_hooks:
+            return False
+        bias, first = own["bias"], next(iter(hooks.values()), None)
+        return (bias is None or not bias.requires_grad) and getattr(first, "__self__", None) is self
 
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)
@@ -170,13 +185,6 @@ class Noise(nn.Module):
             )
         dims = 1 if isinstance(layer, nn.Linear) else len(layer.kernel_size) + 1
         return x, output.ndim > dims
-
-
-def _frozen(layer: nn.Module) -> bool:
-    """Return whether the layer's weights are its own and want no gradient."""
-    own = layer._parameters
-    weight, bias = own.get("weight"), own.get("bias")
-    return weight is not None and not weight.requires_grad and (bias is None or not bias.requires_grad)
 
 
 class Rerun(nn.Module):

@@ -171,6 +171,7 @@ class Perturbed(nn.Module):
             # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
             for policy in self.norms:
                 policy.settle()
+            self.key.ready = None
             raise
 
     @contextmanager

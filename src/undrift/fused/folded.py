@@ -92,12 +92,13 @@ def joining(given: Shape, shape: Shape, extra: float, first: int, device: int) -
     """
     from undrift.fused import kernels_layer
 
-    if not given.last or not shape.last:
-        return None
-    half, wanted = shape.channels // 2, 8 * tiles.processors(device)
-    width = tiles.pair_tile(shape, half, 1, VECTORS).width
+    half, gpus = shape.channels // 2, tiles.processors(device)
+    width = tiles.width_of(shape, half, max(VECTORS.fit))
     block = max(1, VECTORS.pairs // width)
-    blocks = 4
+    # Few positions (a head's) would be a program or two, one after the other through all channels.
+    if not given.last or not shape.last or cdiv(shape.positions, block) < gpus:
+        return None
+    blocks, wanted = 4, VECTORS.fit.get(width, min(VECTORS.fit.values())) * gpus
     while blocks > 1 and cdiv(shape.positions, block * blocks) < wanted:
         blocks //= 2
     constants = {

@@ -125,14 +125,14 @@ def start_at(q, image, p, per_image, channels, LAST: tl.constexpr, WIDE: tl.cons
 
 
 @triton.jit
-def forward(image, p, positions, per_image):
-    """Return image and position after so many positions more, of an image each or less than that.
+def forward(image, p, ahead, per_image):
+    """Return image and position after so many positions more.
 
-    A division takes twenty instructions, as much as a value of ε; `positions` are the same for all, and divided once.
+    A division takes twenty instructions, as much as a value of ε; how far to go is the same for all, and divided once.
     """
-    p += positions % per_image
+    p += ahead % per_image
     over = p >= per_image
-    return image + positions // per_image + over, tl.where(over, p - per_image, p)
+    return image + ahead // per_image + over, tl.where(over, p - per_image, p)
 
 
 @triton.jit
@@ -288,7 +288,7 @@ def finish_kernel(
         for block in range(blocks):
             total += tl.load(scratch_ptr + tl.cast(block, tl.int64) * positions + q, mask=q < positions, other=0.0)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
-        tl.store(grad_plane_ptr + q * APART, total * slope(plane), mask=q < positions)
+        tl.store(grad_plane_ptr + q.to(tl.int64) * APART, total * slope(plane), mask=q < positions)
     else:
         number = tl.program_id(0) - planes
         add_parts(scratch_ptr, grad_log_var_ptr, number, positions, channels, blocks, parts, ROWS, WIDTH)
@@ -298,4 +298,4 @@ def finish_kernel(
 def apart_kernel(values_ptr, out_ptr, count, BLOCK: tl.constexpr, APART: tl.constexpr):
     """Write values every APART numbers."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + i * APART, tl.load(values_ptr + i, mask=i < count, other=0.0), mask=i < count)
+    tl.store(out_ptr + i.to(tl.int64) * APART, tl.load(values_ptr + i, mask=i < count, other=0.0), mask=i < count)

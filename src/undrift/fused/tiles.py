@@ -92,7 +92,7 @@ class Tile(NamedTuple):
 
 def tile(shape: Shape, columns: int, gpus: int) -> Tile:
     """Return the tile for a pass over some columns a position (channels, or pairs of them): looped over if need be."""
-    width = _width(shape, columns)
+    width = width_of(shape, columns)
     block = _TILE // width
     wanted = _PROGRAMS * gpus
     while block > 16 and cdiv(shape.positions, block) * cdiv(columns, width) < wanted:
@@ -106,7 +106,7 @@ def pair_tile(shape: Shape, columns: int, gpus: int, cut: Cut) -> Tile:
 
     There are no more programs than fit at once: one more would wait for all of them.
     """
-    width = _width(shape, columns, max(cut.fit))
+    width = width_of(shape, columns, max(cut.fit))
     blocks = cdiv(columns, width)
     block = max(1, cut.pairs // width)
     wanted = cut.fit.get(width, min(cut.fit.values())) * gpus
@@ -115,7 +115,8 @@ def pair_tile(shape: Shape, columns: int, gpus: int, cut: Cut) -> Tile:
     return Tile(block, width, (min(cdiv(shape.positions, block), max(1, wanted // blocks)), blocks))
 
 
-def _width(shape: Shape, columns: int, most: int = 64) -> int:
+def width_of(shape: Shape, columns: int, most: int = 64) -> int:
+    """Return how many columns a tile has."""
     widest = most if shape.last else 8
     width = min(widest, columns & -columns)  # no empty columns: a network's widths are multiples of 32
     # Sixteen would be a pair of sectors at a time: 80 µs where a copy takes 33 (80 pairs of channels, on an H200).
