@@ -1,5 +1,6 @@
-"""Whole networks whose noise runs their layers' own gradients: the longer way's gradients, whoever looks on."""
+"""Noise whose node of autograd runs its layer's own: the longer way's gradients, whoever looks on."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,100 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrize
 
 import undrift
-from fused_support import kernels_device, numpys, triton
+from fused_support import KEY, kernels_device, numpys, triton
 from undrift import noise
 from undrift.fused import layer
-from undrift.fused.own import own_gradient
+from undrift.fused.own import own_gradient, own_of
+
+LAST = torch.channels_last
+OWN = {
+    "3×3": (nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 7)),
+    "1×1 strided": (nn.Conv2d(6, 10, 1, stride=3, bias=False), (2, 6, 8, 5)),
+    "patches": (nn.Conv2d(3, 8, 4, stride=4), (2, 3, 8, 13)),
+    "vectors": (nn.Linear(6, 10), (5, 6)),
+    "tokens": (nn.Linear(7, 14), (2, 5, 7)),
+    "tokens without bias": (nn.Linear(7, 14, bias=False), (2, 5, 7)),
+    "a field of vectors": (nn.Linear(5, 12), (2, 3, 2, 5)),
+}
+
+
+class Owned:
+    """A frozen layer behind another operation, with its noise."""
+
+    def __init__(self, name: str, device: torch.device, order: torch.memory_format = torch.contiguous_format) -> None:
+        module, shape = OWN[name]
+        self.module = copy.deepcopy(module).to(device).requires_grad_(False)
+        spec, draw = layer.spec_of(self.module, 0.25)[0], torch.Generator().manual_seed(0)
+        assert spec is not None
+        self.spec, self.key = spec, KEY.to(device)
+        self.start = torch.randn(shape, generator=draw).to(device).contiguous(memory_format=order)
+        self.log_var = torch.randn(len(module.weight), generator=draw).to(device)
+        self.seen: list[Tensor] = []
+
+    def run(self, fold: bool, hook: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Return input, log-variances, and noisy output; with `fold` the noise's node runs the layer's."""
+        x, log_var = self.start.clone().requires_grad_(), self.log_var.clone().requires_grad_()
+        inner = torch.tanh(x)
+        y = self.module(inner)
+        if hook:
+            y.register_hook(self.seen.append)
+        plan = layer._make(inner, y, log_var, 2, self.spec)
+        assert plan is not None
+        assert plan.pulls is not None
+        return x, log_var, layer.noisy(inner, y, log_var, self.key, plan, fold)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", OWN)
+def test_the_layers_own_gradient_is_added_by_the_same_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same gradients as where autograd adds them up, and again where the graph is kept."""
+    device, ran = kernels_device(monkeypatch), []
+    monkeypatch.setattr(layer, "own_gradient", lambda *args: ran.append(args) or own_gradient(*args))
+    orders = [torch.contiguous_format] if isinstance(OWN[name][0], nn.Linear) else [torch.contiguous_format, LAST]
+    for order in orders:
+        setting = Owned(name, device, order)
+        found = []
+        for fold in (True, False):
+            x, log_var, out = setting.run(fold)
+            for again in (True, True, False):  # the first launch of a kernel writes elsewhere than in place
+                x.grad = log_var.grad = None
+                out.square().sum().backward(retain_graph=again)
+            found.append((out.detach(), x.grad, log_var.grad))
+            assert len(ran) == (3 if fold else 0)
+            ran.clear()
+        assert found[0][1].abs().max() > 0.1
+        for mine, others in zip(*found, strict=True):
+            torch.testing.assert_close(mine, others, rtol=1e-4, atol=1e-4)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", ["3×3", "tokens"])
+def test_a_layers_own_gradient_is_left_to_autograd_where_somebody_waits_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Owned(name, kernels_device(monkeypatch))
+    x, log_var, out = setting.run(True)
+    (alone,) = torch.autograd.grad(out.sum(), log_var, retain_graph=True)  # nobody asks for x
+    out.sum().backward()
+    torch.testing.assert_close(alone, log_var.grad)
+    hooked, _, out = setting.run(True, hook=True)
+    out.sum().backward()
+    assert len(setting.seen) == 1
+    assert setting.seen[0].equal(torch.ones_like(out))
+    torch.testing.assert_close(hooked.grad, x.grad)
+
+
+def test_which_nodes_are_a_layers_own() -> None:
+    """Those of a product: no other function's, no leaf's, and none whose output somebody waits for."""
+    x = torch.rand(2, 3, 4, requires_grad=True)
+    linear = nn.Linear(4, 5).requires_grad_(False)
+    assert type(own_of(linear(x))).__name__ == "AddmmBackward0"
+    assert [own_of(y) for y in (x, x * 2, x.view(6, 4), linear(x.detach()))] == [None] * 4
+    kept = linear(x)
+    kept.retain_grad()
+    assert own_of(kept) is None
 
 
 class Net(nn.Module):

@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 import undrift
 from support import convnet, images
 from undrift import replay
-from undrift._adapted import keeping_step
 from undrift.fused.epsilon import bits, normal, pair
 from undrift.key import GOLDEN, Key, mix
 
@@ -314,54 +313,3 @@ def test_a_part_called_by_itself_is_replayed_too(estimator: str) -> None:
 
     for a, b in zip(run(False), run(True), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
-class Failing(nn.Module):
-    """Two layers, the second in a checkpoint where it is asked for; between them a pass may raise."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.bad, self.again = False, False
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.a(x))
-        if self.bad:
-            raise ValueError("bad")
-        return checkpoint(self.b, x, use_reentrant=True) if self.again else self.b(x)
-
-
-def failing() -> tuple[undrift.Perturbed, Tensor]:
-    torch.manual_seed(0)
-    model, x = undrift.perturb(Failing(), linear_sharing="kernel", init_fraction=0.5), torch.rand(4, 6)
-    model(x)
-    model.reseed(1)
-    return model, x
-
-
-@pytest.mark.parametrize("root", ["model", "net"])
-def test_a_pass_that_raised_leaves_its_keys_to_nobody(root: str) -> None:
-    """Neither to a checkpoint that runs a layer of an earlier pass again, nor to a layer that is called alone."""
-    found = []
-    for fail in (False, True):
-        model, x = failing()
-        call = model if root == "model" else model.net
-        model.net.again = True
-        out = call(x)
-        if fail:
-            model.net.bad = True
-            with pytest.raises(ValueError, match="bad"):
-                call(x)
-        out.square().sum().backward()
-        found.append([noise.log_var.grad for noise in model.noises()])
-    assert all(torch.equal(mine, others) for mine, others in zip(*found, strict=True))
-
-
-def test_noise_is_put_back_behind_a_pass_that_raised() -> None:
-    model, x = failing()
-    want = model.net.b(x)
-    model.reseed(1)
-    model.net.bad = True
-    with pytest.raises(ValueError, match="bad"), keeping_step(model.key):
-        model.net(x)
-    assert torch.equal(model.net.b(x), want)
