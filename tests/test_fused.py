@@ -88,11 +88,12 @@ def test_a_batch_may_be_split_anywhere(path: str) -> None:
     torch.testing.assert_close(whole[2:5], part, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(3, 7), (2, 1), (1, 300_001), (70, 4001), (3, 2, 5, 140_000), (0, 4), (4, 0)])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 1), (1, 300_001), (70, 4001), (0, 4), (4, 0)])
 @pytest.mark.parametrize("first_row", [0, 2**20])
-def test_numpy_draws_what_pytorch_draws(shape: tuple[int, ...], first_row: int) -> None:
-    got = pieces.normal(KEY, torch.Size(shape), first_row)
-    torch.testing.assert_close(got, normal(KEY, shape, first_row), rtol=0, atol=3e-6)
+def test_pieces_draw_what_the_definition_draws(shape: tuple[int, ...], first_row: int) -> None:
+    got = torch.empty(*shape, 1)
+    pieces.fill(got, KEY, first_row)
+    torch.testing.assert_close(got.view(shape), normal(KEY, shape, first_row), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Noise on a CPU: pieces of any size, and counters on whatever side of a border, draw the same."""
+"""Noise on a CPU: pieces of any size, and rows on whatever side of a border, draw the same."""
 
 import threading
 
@@ -38,10 +38,12 @@ def test_pieces_of_any_size_draw_the_same(
 
 
 @pytest.mark.parametrize("low", [0, 2**17 - 1, 2**32 - 1, 2**32 - 2**17 + 5])
-def test_counters_wrap_around_and_cross_runs(low: int) -> None:
-    """The first xor-shift is one number for 2¹⁷ counters: at their ends it changes, and at 2³² they begin anew."""
-    key, shape = torch.tensor(low + 5 * 2**32), torch.Size((2, 300_000))
-    torch.testing.assert_close(pieces.normal(key, shape, 0), plain.drawn(key, shape, 0, False), rtol=0, atol=3e-6)
+@pytest.mark.parametrize("shape", [(200_000, 3, 1), (2, 4, 100_000), (1, 200_000, 2)])
+def test_rows_and_columns_wrap_around_and_cross_pieces(low: int, shape: tuple[int, ...]) -> None:
+    """At 2³² rows and columns begin anew."""
+    key, out = torch.tensor(low - 5 * 2**32), torch.empty(shape)
+    pieces.fill(out, key, 7 * shape[2])
+    torch.testing.assert_close(out, plain.drawn(key, out.shape, 7, False), rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])

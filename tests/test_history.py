@@ -41,9 +41,9 @@ def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path, monkey
 
 
 def test_the_bar_goes_to_stderr_and_shows_the_numbers(capfd: pytest.CaptureFixture[str]) -> None:
-    adapt(small(), images(8), entropy, epochs=1, progress=True)
+    adapt(small(), images(32), entropy, epochs=1, progress=True)
     out, err = capfd.readouterr()
     assert out == ""
     assert all(word in err for word in ("adapt", "loss", "kl", "entropy", "balance"))
-    adapt(small(), TensorDataset(images(8)), entropy, epochs=1)
+    adapt(small(), TensorDataset(images(32)), entropy, epochs=1)
     assert capfd.readouterr().err == ""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from undrift.bench.measure import laps
 from undrift.bench.speed_steps import Case
 
-OPERATIONS = {"cuda": (22.0, 22.5), "cpu": (21.0, 4.0)}
+OPERATIONS = {"cuda": (14.5, 16.5), "cpu": (15.5, 4.0)}
 """Operations a value, forward and backward.
 
-CUDA: instructions in the machine code of `add_noise` and `noise_gradients` (sm_90; benchmarks/NOTES.md, version 13: the
-last that changed them). CPU: PyTorch's elementwise operators in undrift.fused.pieces, 40 for two values of √plane·ε and
+CUDA: instructions in the machine code of `add_noise` and `noise_gradients` (sm_90; benchmarks/NOTES.md, version 14: the
+last that changed them). CPU: PyTorch's elementwise operators in undrift.fused.pieces, 29 for two values of √plane·ε and
 one more a value; these are kept for the backward pass there, which multiplies and adds up.
 """
 ISSUED = 4 * 32

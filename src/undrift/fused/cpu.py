@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift.fused import tiles
-from undrift.fused.pieces import FLOAT, fill, fill_last, normal
+from undrift.fused.pieces import FLOAT, fill
 from undrift.fused.plain import by_channel
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -20,21 +20,15 @@ def supports(*tensors: Tensor) -> bool:
 
 def noise(y: Tensor, plane: Tensor, key: Tensor, first_row: int, groups: int, last: bool) -> Tensor:
     """Return √plane·ε for an output like y, in y's memory order (a `dense` one) and plane's dtype."""
-    as_it_lies = last or y.is_contiguous()
-    drawn = torch.empty(y.shape if as_it_lies else y.movedim(1, -1).shape, **FLOAT)
-    channels, positions = (y.shape[-1], 1) if last else (y.shape[1], y.shape[2:].numel())
-    rows = y.shape[:-1].numel() if last else len(y)
-    # Both numbers of a pair have one energy, unless a group or the middle of a channel lies between them.
-    inside = plane.dtype is torch.float32 and (last or (groups == 1 and channels % 2 == 0))
-    if as_it_lies:
-        first = first_row * y.shape[1:-1].numel() if last else first_row
-        energy = plane.reshape(rows, 1, positions) if inside else None
-        fill(drawn.view(rows, channels * positions), key, first, energy)
-    elif channels % 2:
-        drawn.copy_(normal(key, y.shape, first_row).movedim(1, -1))
-    else:
-        fill_last(drawn.view(rows, positions, channels), key, first_row, plane.reshape(-1, 1, 1) if inside else None)
-    out = drawn if as_it_lies else drawn.movedim(-1, 1)
+    along = last or not y.is_contiguous()  # channels are neighbours in memory: each position is a vector
+    drawn = torch.empty(y.shape if last or not along else y.movedim(1, -1).shape, **FLOAT)
+    positions = (y.shape[1:-1] if last else y.shape[2:]).numel()
+    # Both numbers of a pair have one energy, unless they are of two groups.
+    inside = plane.dtype is torch.float32 and (last or groups == 1)
+    seen = (-1, drawn.shape[-1], 1) if along else (len(y), y.shape[1], positions)
+    energy = plane.reshape(*((-1, 1, 1) if along else (len(y), 1, positions))) if inside else None
+    fill(drawn.view(seen), key, first_row * positions, energy)
+    out = drawn if last or not along else drawn.movedim(-1, 1)
     if inside:
         return out
     out = out.to(plane.dtype)

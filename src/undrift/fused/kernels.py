@@ -1,9 +1,9 @@
 """Triton's kernels for layers of one group, whose channels come in two halves. Imported on a CUDA machine only.
 
-A tensor is seen as positions × channels: position q = image · per_image + p is one output of the energy plane, and the
-first half of an image's numbers, which has the sines of ε, is the first half of its channels. So a program reads a
-tile of the first half and the same tile of the second, and one word makes two values. LAST says that channels are
-neighbours in memory (channels-last, linear layers); else positions are. WIDE makes offsets 64-bit.
+A tensor is seen as positions × channels: position q = image · per_image + p is one output of the energy plane and a row
+of ε. The first half of the channels has the sines, so a program reads a tile of the first half and the same tile of the
+second, and one word makes two values. LAST says that channels are neighbours in memory (channels-last, linear layers);
+else positions are. WIDE makes offsets 64-bit.
 
 Every sum is made in one fixed order, without atomics: the same key and gradient give the same bits.
 """
@@ -19,13 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
-from undrift.fused.epsilon import COSINE, FACTORS, HALF, ROOT, SHIFTS, SINE
+from undrift.fused.epsilon import BITS, COLUMN, COSINE, JOINED, ROOT, ROW, SINE
 
-_S0, _S1, _S2, _S3 = (tl.constexpr(s) for s in SHIFTS)
-_F0, _F1, _F2 = (tl.constexpr(f) for f in FACTORS)
-_P0, _P1, _P2, _P3 = (tl.constexpr(c) for c in SINE)
-_Q0, _Q1, _Q2, _Q3 = (tl.constexpr(c) for c in COSINE)
-_HALF, _TURN, _TWO_LN_TWO = (tl.constexpr(c) for c in (HALF, math.pi, ROOT**2))
+_S0, _S1, _S2, _S3 = (tl.constexpr(s) for s in COLUMN.shifts)
+_F0, _F1, _F2 = (tl.constexpr(f) for f in COLUMN.factors)
+_R0, _R1 = (tl.constexpr(s) for s in ROW.shifts)
+_G0, _G1 = (tl.constexpr(f) for f in ROW.factors)
+_J0, _H0, _H1 = (tl.constexpr(c) for c in (*JOINED.shifts, *JOINED.factors))
+_P0, _P1, _P2, _P3, _P4 = (tl.constexpr(c) for c in SINE)
+_Q0, _Q1, _Q2, _Q3, _Q4, _Q5 = (tl.constexpr(c) for c in COSINE)
+_OTHER = tl.constexpr(32 - BITS)
+_TURN, _TWO_LN_TWO = (tl.constexpr(c) for c in (2 * math.pi, ROOT**2))
 # NVIDIA's own instructions; neither AMD's compiler nor Triton's interpreter knows them.
 _FAST = tl.constexpr(torch.version.cuda is not None and os.environ.get("TRITON_INTERPRET") != "1")
 
@@ -45,14 +49,25 @@ def _radius(u, plane):
 
 
 @triton.jit
-def _fraction(bits, MASK: tl.constexpr):
-    """Return the float in [1, 2) with these bits of its fraction."""
+def _lower(word):
+    """Return the float in [1, 2) whose fraction is the word's lower bits: a conversion would take longer."""
     if _FAST:  # and-or at once
-        word = tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [bits, MASK, 0x3F800000], tl.int32, True, 1
+        bits = tl.inline_asm_elementwise(
+            "lop3.b32 $0, $1, 0x7FFFFF, 0x3F800000, 0xEA;", "=r,r", [word], tl.int32, is_pure=True, pack=1
         )
-        return word.to(tl.float32, bitcast=True)
-    return ((bits & MASK) | 0x3F800000).to(tl.float32, bitcast=True)
+        return bits.to(tl.float32, bitcast=True)
+    return ((word & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _upper(word):
+    """Return the float in [1, 2) whose fraction is the word's upper bits."""
+    if _FAST:  # what is shifted in from above are the bits of 1.0
+        bits = tl.inline_asm_elementwise(
+            "shf.r.wrap.b32 $0, $1, 0x7F, 9;", "=r,r", [word], tl.int32, is_pure=True, pack=1
+        )
+        return bits.to(tl.float32, bitcast=True)
+    return ((word >> _OTHER) | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -79,28 +94,21 @@ def two_tiles(y_ptr, offset, apart, mask):
 
 
 @triton.jit
-def pair(counter, high, plane):
-    """Return √plane·ε twice (`pair` of undrift.fused.epsilon) for counters, to which the key's lower word was added."""
-    z = counter
-    z = (z ^ (z >> _S0)) * _F0 + high
-    z = (z ^ (z >> _S1)) * _F1
-    z = (z ^ (z >> _S2)) * _F2
-    z = z ^ (z >> _S3)
-    # Bits put where a float has its fraction are a float already: a conversion takes longer.
-    u = _fraction(z >> 9, 0x7FFFF0) - 0.99999904632568359375
-    radius = _radius(u, plane)
-    if _FAST:  # two instructions on a unit of their own, where the polynomials take ten of the one that all wait for
-        theta = _fraction(z << 11, 0x7FF800) * _TURN - (1.5 - 0.5 / 4096) * _TURN
+def pair(word, plane):
+    """Return √plane·ε twice (`pair` of undrift.fused.epsilon) for a row's word and a column's, by exclusive or."""
+    z = word * _H0
+    z = (z ^ (z >> _J0)) * _H1
+    radius = _radius(_lower(z) - 0.999999940395355224609375, plane)
+    if _FAST:  # two instructions on a unit of their own, where the polynomials take twelve of the one that all wait for
+        theta = _upper(z) * _TURN - 1.5 * _TURN
         sine = tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [theta], tl.float32, True, 1)
         cosine = tl.inline_asm_elementwise("cos.approx.ftz.f32 $0, $1;", "=f,f", [theta], tl.float32, True, 1)
     else:
-        angle = ((z & 4095) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0 - _HALF
+        angle = _upper(z) * 2.0 - 3.0
         square = angle * angle
-        sine = (((_P3 * square + _P2) * square + _P1) * square + _P0) * angle
-        cosine = ((_Q3 * square + _Q2) * square + _Q1) * square + _Q0
-    # The bit above the angle is the cosine's sign: it goes where a float32 has its own.
-    turned = (radius.to(tl.uint32, bitcast=True) ^ ((z << 19) & 0x80000000)).to(tl.float32, bitcast=True)
-    return radius * sine, turned * cosine
+        sine = ((((_P4 * square + _P3) * square + _P2) * square + _P1) * square + _P0) * angle
+        cosine = ((((_Q5 * square + _Q4) * square + _Q3) * square + _Q2) * square + _Q1) * square + _Q0
+    return radius * sine, radius * cosine
 
 
 @triton.jit
@@ -108,6 +116,24 @@ def words(key_ptr):
     """Return the key's lower and upper word."""
     key = tl.load(key_ptr)
     return (key & 0xFFFFFFFF).to(tl.uint32), ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
+
+
+@triton.jit
+def row_words(row, low, high):
+    """Return the words of rows (`rows` of undrift.fused.epsilon)."""
+    z = (row.to(tl.uint32) + low) * _G0
+    z = (z ^ (z >> _R0)) * _G1 + high
+    return z ^ (z >> _R1)
+
+
+@triton.jit
+def column_words(column, low, high):
+    """Return the words of columns (`columns` of undrift.fused.epsilon)."""
+    z = column.to(tl.uint32) + high
+    z = (z ^ (z >> _S0)) * _F0 + low
+    z = (z ^ (z >> _S1)) * _F1
+    z = (z ^ (z >> _S2)) * _F2
+    return z ^ (z >> _S3)
 
 
 @triton.jit
@@ -133,12 +159,6 @@ def forward(image, p, ahead, per_image):
     p += ahead % per_image
     over = p >= per_image
     return image + ahead // per_image + over, tl.where(over, p - per_image, p)
-
-
-@triton.jit
-def counters(image, p, first, half, per_image, low):
-    """Return the counter of a position's first channel, the key's lower word added."""
-    return ((first + image) * half * per_image + p).to(tl.uint32) + low
 
 
 @triton.jit
@@ -187,19 +207,29 @@ def add_noise_kernel(
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
-    q = tl.program_id(0) * BP + tl.arange(0, BP)
+    of_channel = column_words(c, low, high)
+    # A block's numbers are asked for while ε of the block before is computed, and so below.
+    q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     image, p = q // per_image, q % per_image
+    mask = (q < positions) & (c < half)[None, :]
+    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+    next0 = tl.load(y_ptr + offset, mask=mask, other=0.0)
+    next1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0)
+    next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
-        q = block * BP + tl.arange(0, BP)
-        mask = (q < positions)[:, None] & (c < half)[None, :]
-        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
-        y0, y1 = two_tiles(y_ptr, offset, half * step, mask)
-        plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
-        counter = counters(image, p, first, half, per_image, low)
-        image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
-        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane)
-        tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
-        tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
+        y0, y1, plane, here, there = next0.to(tl.float32), next1.to(tl.float32), next_plane, offset, mask
+        if not LAST:
+            image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
+        q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
+        mask = (q < positions) & (c < half)[None, :]
+        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+        next0 = tl.load(y_ptr + offset, mask=mask, other=0.0)
+        next1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0)
+        next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+        q = (block * BP + tl.arange(0, BP))[:, None]
+        e0, e1 = pair(row_words(first + q, low, high) ^ of_channel[None, :], plane)
+        tl.store(out_ptr + here, y0 + sigma0[None, :] * e0, mask=there)
+        tl.store(out_ptr + here + half * step, y1 + sigma1[None, :] * e1, mask=there)
 
 
 @triton.jit
@@ -222,10 +252,10 @@ def noise_gradients_kernel(
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
+    of_channel = column_words(c, low, high)
     total0 = tl.zeros((BP, WIDTH), tl.float32)
     total1 = tl.zeros((BP, WIDTH), tl.float32)
     row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions
-    # A block's gradients are asked for while ε of the block before is computed: both take about as long.
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     image, p = q // per_image, q % per_image
     mask = (q < positions) & (c < half)[None, :]
@@ -235,8 +265,8 @@ def noise_gradients_kernel(
     next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         grad0, grad1, plane = next0.to(tl.float32), next1.to(tl.float32), next_plane
-        counter = counters(image, p, first, half, per_image, low)
-        image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
+        if not LAST:
+            image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
         mask = (q < positions) & (c < half)[None, :]
         offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
@@ -244,7 +274,7 @@ def noise_gradients_kernel(
         next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
         next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
         q = (block * BP + tl.arange(0, BP))[:, None]
-        e0, e1 = pair(counter + (c * per_image).to(tl.uint32)[None, :], high, plane)
+        e0, e1 = pair(row_words(first + q, low, high) ^ of_channel[None, :], plane)
         pull0, pull1 = grad0 * e0, grad1 * e1
         total0 += pull0
         total1 += pull1
@@ -275,7 +305,7 @@ def add_parts(
 @triton.jit
 def finish_kernel(
     scratch_ptr, plane_ptr, grad_plane_ptr, grad_log_var_ptr, positions, channels, blocks, parts,
-    PLANE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr,
+    PLANE: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Add up the rows of `noise_gradients_kernel`: the gradients of plane (first programs) and log_var (the others).
 
@@ -284,11 +314,14 @@ def finish_kernel(
     planes = tl.cdiv(positions, PLANE)
     if tl.program_id(0) < planes:
         q = tl.program_id(0) * PLANE + tl.arange(0, PLANE)
-        total = tl.zeros((PLANE,), tl.float32)
-        for block in range(blocks):
-            total += tl.load(scratch_ptr + tl.cast(block, tl.int64) * positions + q, mask=q < positions, other=0.0)
         plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
-        tl.store(grad_plane_ptr + q.to(tl.int64) * APART, total * slope(plane), mask=q < positions)
+        total = tl.zeros((BLOCKS, PLANE), tl.float32)
+        for start in range(0, blocks, BLOCKS):  # side by side: one after the other, each would wait for memory
+            b = (start + tl.arange(0, BLOCKS))[:, None]
+            known = (b < blocks) & (q < positions)[None, :]
+            total += tl.load(scratch_ptr + b.to(tl.int64) * positions + q[None, :], mask=known, other=0.0)
+        sums = tl.sum(total, axis=0) * slope(plane)
+        tl.store(grad_plane_ptr + q.to(tl.int64) * APART, sums, mask=q < positions)
     else:
         number = tl.program_id(0) - planes
         add_parts(scratch_ptr, grad_log_var_ptr, number, positions, channels, blocks, parts, ROWS, WIDTH)

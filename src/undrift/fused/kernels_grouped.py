@@ -14,18 +14,17 @@ gradient give the same bits.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import pair, sigma, words
+from undrift.fused.kernels import column_words, pair, row_words, sigma, words
 
 
 @triton.jit
-def _epsilon(image, p, channel, first, per_image, channels, low, high):
+def _epsilon(q, channel, first, channels, low, high):
     """Return ε for each position (rows) and channel (columns)."""
-    half = (channels * per_image + 1) // 2
-    number = p[:, None] + (channel * per_image)[None, :]
-    second = number >= half
-    row = ((first + image) * half).to(tl.uint32)[:, None]
-    sine, cosine = pair(row + tl.where(second, number - half, number).to(tl.uint32) + low, high, 1.0)
-    return tl.where(second, cosine, sine)
+    half = (channels + 1) // 2
+    second = channel >= half
+    of_channel = column_words(tl.where(second, channel - half, channel), low, high)
+    sine, cosine = pair(row_words(first + q, low, high)[:, None] ^ of_channel[None, :], 1.0)
+    return tl.where(second[None, :], cosine, sine)
 
 
 @triton.jit
@@ -112,7 +111,7 @@ def grouped_add_noise_kernel(
     else:
         at = (image[:, None] * groups + group[None, :]).to(tl.int64) * per_image + p[:, None]
         root = tl.sqrt(tl.load(plane_ptr + at, mask=mask, other=0.0))
-    noise = _epsilon(image, p, channel, first, per_image, members * groups, low, high)
+    noise = _epsilon(q, channel, first, members * groups, low, high)
     place = image.to(tl.int64) * stride_image + p.to(tl.int64) * stride_position
     offset = place[:, None] + channel[None, :] * stride_channel
     y = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
@@ -143,7 +142,7 @@ def grouped_noise_gradients_kernel(
         mask = (q < positions)[:, None] & there[None, :]
         grad = tl.load(grad_ptr + place[:, None] + channel[None, :] * stride_channel, mask=mask, other=0.0)
         std = sigma(tl.load(log_var_ptr + channel, mask=there, other=0.0))
-        noise = _epsilon(image, p, channel, first, per_image, members * groups, low, high)
+        noise = _epsilon(q, channel, first, members * groups, low, high)
         pull = grad.to(tl.float32) * noise * std[None, :]
         if TOGETHER == 1:
             total += tl.sum(pull, axis=1)[:, None]

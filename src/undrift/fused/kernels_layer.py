@@ -12,7 +12,18 @@ order are as in `kernels`.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import add_parts, counters, forward, pair, sigmas, start_at, start_of, two_tiles, words
+from undrift.fused.kernels import (
+    add_parts,
+    column_words,
+    forward,
+    pair,
+    row_words,
+    sigmas,
+    start_at,
+    start_of,
+    two_tiles,
+    words,
+)  # fmt: skip
 
 
 @triton.jit
@@ -56,6 +67,7 @@ def add_noise_windowed_kernel(
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     step = 1 if LAST else per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
+    of_channel = column_words(c, low, high)
     q = tl.program_id(0) * BP + tl.arange(0, BP)
     image, p = q // per_image, q % per_image
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
@@ -65,9 +77,8 @@ def add_noise_windowed_kernel(
         offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE)[:, None] + (c * step)[None, :]
         y0, y1 = two_tiles(y_ptr, offset, half * step, mask)
         plane = _under_windows(energy_ptr, image, p, there, across, rows, columns, KH, KW, SH, SW, PH, PW)
-        counter = counters(image, p, first, half, per_image, low)
         image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
-        e0, e1 = pair(counter[:, None] + (c * per_image).to(tl.uint32)[None, :], high, plane[:, None])
+        e0, e1 = pair(row_words(first + q, low, high)[:, None] ^ of_channel[None, :], plane[:, None])
         tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
         tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
 
@@ -98,14 +109,14 @@ def add_noise_vectors_kernel(
     for of_tile in range(0, half, WIDTH):
         c = of_tile + tl.arange(0, WIDTH)
         sigma0, sigma1 = sigmas(log_var_ptr, c, half)
+        of_channel = column_words(c, low, high)
         for block in tl.static_range(BLOCKS):
             q = start + block * BP + tl.arange(0, BP)
             mask = (q < positions)[:, None] & (c < half)[None, :]
             offset = start_of(q, per_image, 2 * half, True, WIDE)[:, None] + c[None, :]
             y0, y1 = two_tiles(y_ptr, offset, half, mask)
             plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
-            counter = counters(q // per_image, q % per_image, first, half, per_image, low)[:, None]
-            e0, e1 = pair(counter + (c * per_image).to(tl.uint32)[None, :], high, plane)
+            e0, e1 = pair(row_words(first + q, low, high)[:, None] ^ of_channel[None, :], plane)
             tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
             tl.store(out_ptr + offset + half, y1 + sigma1[None, :] * e1, mask=mask)
 

@@ -12,11 +12,12 @@ from undrift.fused.epsilon import signed
 from undrift.fused.tiles import Cut, Shape, cdiv
 
 KEYS = {"BLOCK": 128}
-FINISH = {"PLANE": 256, "ROWS": 512, "WIDTH": 8, "APART": 1}
-# As many as an H200 was quickest with (benchmarks/NOTES.md, version 13). Sums over channels make the warps of a program
-# wait for each other at every step, so there programs are one warp.
-ADDING = Cut(pairs=512, warps=4, fit={128: 12, 64: 12, 32: 12, 8: 9})
-SUMMING = Cut(pairs=512, warps=1, fit={64: 16, 32: 12, 8: 12})
+FINISH = {"PLANE": 256, "BLOCKS": 8, "ROWS": 2048, "WIDTH": 4, "APART": 1}
+FINISHING = 8  # warps
+# As many as an H200 was quickest with (benchmarks/NOTES.md, versions 13 and 14). Sums over channels make the warps of a
+# program wait for each other at every step, so there programs are one warp.
+ADDING = Cut(pairs=512, warps=2, fit={128: 14, 64: 14, 32: 14, 8: 12})
+SUMMING = Cut(pairs=512, warps=1, fit={128: 16, 64: 16, 32: 16, 8: 12})
 
 
 def halves(shape: Shape, groups: int) -> bool:
@@ -81,7 +82,8 @@ class Noises:
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)
             programs = cdiv(shape.positions, FINISH["PLANE"]) + cdiv(shape.channels, FINISH["WIDTH"])
             counts = (shape.positions, shape.channels, blocks, parts)
-            self.finish = Call(kernels.finish_kernel, (programs, 1), counts, FINISH, device, (2, 3))
+            held = FINISH | {"BLOCKS": min(FINISH["BLOCKS"], tiles.power(blocks))}
+            self.finish = Call(kernels.finish_kernel, (programs, 1), counts, held, device, (2, 3), FINISHING)
             return
         block, together, width = tiles.group_tile(shape, groups)
         members = shape.channels // groups
@@ -147,8 +149,8 @@ def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
 
 
 def first_of(y: Tensor, first_row: int, last: bool) -> int:
-    """Return the number of the first row of ε: a linear layer's rows are its vectors. A 32-bit word; counters wrap."""
-    return signed(first_row * math.prod(y.shape[1:-1]) if last else first_row)
+    """Return the number of the first row of ε: an image's rows are its positions. A 32-bit word; rows wrap."""
+    return signed(first_row * math.prod(y.shape[1:-1] if last else y.shape[2:]))
 
 
 def noises_of(y: Tensor, groups: int, last: bool, first_row: int, log_var: Tensor) -> Noises:

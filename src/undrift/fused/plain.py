@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from undrift.fused.epsilon import normal
+from undrift.fused.epsilon import normal, normal_planes
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -62,7 +62,7 @@ def noise_gradients(
 def drawn(key: Tensor, shape: torch.Size, first_row: int, last: bool) -> Tensor:
     """Return ε for an output of that shape. A linear layer's rows are its vectors, however many an image has."""
     if not last:
-        return normal(key, shape, first_row)
+        return normal_planes(key, shape, first_row)
     vectors = math.prod(shape[1:-1])
     return normal(key, (shape[0] * vectors, shape[-1]), first_row * vectors).view(shape)
 

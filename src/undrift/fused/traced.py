@@ -11,6 +11,8 @@ version 13). Numbers that are no neighbours it reads as it needs them. (Behind a
 gaps would cost a little, so a linear layer's plane has none.)
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
@@ -18,7 +20,7 @@ from torch.library import triton_op, wrap_triton
 from undrift.fused import gradients, plain, tiles
 from undrift.fused.kernels import add_noise_kernel, apart_kernel, finish_kernel, noise_gradients_kernel
 from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
-from undrift.fused.launch import FINISH, Noises, first_of
+from undrift.fused.launch import Noises, first_of
 
 APART = 4  # 16 bytes
 _BLOCK = 1024
@@ -70,8 +72,15 @@ def noise_gradients(
     )
     finish, gap = plan.finish, 1 if last else APART
     spaced = torch.empty((*plane.shape, gap), dtype=torch.float32, device=plane.device)
-    constants = {**FINISH, "APART": gap}
-    wrap_triton(finish_kernel)[finish.grid](scratch, plane, spaced, grad_log_var, *finish.numbers, **constants)
+    wrap_triton(finish_kernel)[finish.grid](
+        scratch,
+        plane,
+        spaced,
+        grad_log_var,
+        *finish.numbers,
+        **finish.constants | {"APART": gap},
+        num_warps=finish.warps,
+    )
     return spaced[..., 0], grad_log_var
 
 
@@ -99,7 +108,16 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     autograd, the backward pass would want 2·x in float32, and the compiler keeps that beside x. An autograd.Function
     makes the same graph, but to trace one the compiler does what PyTorch warns of: under -W error that ends the run.
     """
+    channels = x.shape[-1]
+    run = channels & -channels
+    if last and channels > _PERSISTENT and _RUN <= run < channels:
+        # The compiler reads a row that it cannot hold 2,048 numbers at a time: of 1,536, a quarter of its threads has
+        # none (on an H200 44 µs instead of 31). Runs of a power of two it holds.
+        return plain.square_sum(x.unflatten(-1, (channels // run, run)), 1, last).sum(-2)
     return plain.square_sum(x, groups, last)
+
+
+_PERSISTENT, _RUN = 1024, 256
 
 
 def _arranged(grad: Tensor, last: bool) -> Tensor:
@@ -107,3 +125,29 @@ def _arranged(grad: Tensor, last: bool) -> Tensor:
 
 
 gradients.of_square_sum(square_sum, _arranged)
+
+
+# A linear layer's input --------------------------------------------------------------------------------------------
+
+
+@triton_op("undrift::narrowed_traced", mutates_args=())
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in a lower precision, with a gradient that is kept in it: a layer norm's output, for a linear layer.
+
+    Two kernels read that gradient, a sum of the layer's own and its energy's. Left to itself, the compiler keeps the
+    sum in float32 for the second.
+    """
+    return x.to(dtype)
+
+
+def _keep_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    ctx.dtype = inputs[0].dtype
+
+
+def _of_narrowed(ctx: Any, grad: Tensor) -> Any:
+    # What is given strides the compiler must have in memory: as it is, in the lower precision.
+    kept = grad.as_strided(grad.shape, grad.stride()) if grad.is_contiguous() else grad
+    return kept.to(ctx.dtype), None
+
+
+narrowed.register_autograd(_of_narrowed, setup_context=_keep_dtype)
