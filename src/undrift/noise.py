@@ -4,13 +4,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.module import _global_forward_hooks
 
 from undrift import layers
 from undrift._errors import UndriftError
-from undrift.fused import add_noise, normal, quick, square_sum
+from undrift.fused import add_noise, narrowed, normal, quick, square_sum
 from undrift.fused.layer import noisy, plan_of
 from undrift.fused.plain import by_channel, safe_sqrt, spread, wide
 from undrift.fused.tiles import dense
@@ -115,6 +116,7 @@ class Noise(nn.Module):
             if quickly is not None:
                 return quickly
         x, batched = self._input(layer, args, kwargs, output)
+        x, output = self._narrow(layer, x, output)
         y = output if batched else output.unsqueeze(0)
         x = x if batched else x.unsqueeze(0)
         with without_autocast(x.device):
@@ -141,6 +143,17 @@ class Noise(nn.Module):
         if key.get_device() != x.get_device():
             key = key.to(x.device)
         return noisy(x, y, log_var, key, plan, self._alone(layer))
+
+    def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
+
+        Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
+        are one tensor of that precision. The product that the layer has made is not looked at again: no kernel is made
+        for it.
+        """
+        seen = len(layer._forward_hooks) > 1 or _global_forward_hooks  # somebody else may have changed y
+        low = None if type(layer) is not nn.Linear or seen or self.sharing != "kernel" else narrowed(x, y.dtype)
+        return (x, y) if low is None else (low, F.linear(low, layer.weight, layer.bias))
 
     def _alone(self, layer: nn.Module) -> bool:
         """Return whether a layer's output is what the layer made of its input, seen by nobody before this hook.

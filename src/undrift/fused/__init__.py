@@ -12,7 +12,7 @@ with the layer's `own` gradient in it;
 register the functions with torch.library, with the `gradients` that both have.
 """
 
-from undrift.fused.dispatch import add_noise, force, quick, square_sum
+from undrift.fused.dispatch import add_noise, force, narrowed, quick, square_sum
 from undrift.fused.epsilon import normal
 
-__all__ = ["add_noise", "force", "normal", "quick", "square_sum"]
+__all__ = ["add_noise", "force", "narrowed", "normal", "quick", "square_sum"]

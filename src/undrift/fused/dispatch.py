@@ -155,6 +155,20 @@ def add_noise(
     return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
 
 
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return x in a lower precision, for a product and its energy, where a compiled graph gains by that; else None."""
+    if not torch.compiler.is_compiling() or x.dtype is not torch.float32 or dtype not in _NARROW:
+        return None
+    if choose(x) != "traced":
+        return None
+    from undrift.fused import traced
+
+    return traced.narrowed(x, dtype)
+
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
 class _SquareSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, groups: int, last: bool, path: Path) -> Tensor:
