@@ -1,0 +1,117 @@
+"""What a compiled graph does otherwise: a linear layer's input in its product's precision, wide rows in runs."""
+
+import copy
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+
+import undrift
+from fused_support import triton
+from undrift import noise
+from undrift.fused import narrowed, plain
+
+
+@triton
+@pytest.mark.parametrize("channels", [1536, 1280, 2048, 1030, 768])
+def test_wide_rows_have_the_sum_of_squares_of_all(channels: int) -> None:
+    from undrift.fused import traced
+
+    x = torch.randn(2, 3, channels, requires_grad=True)
+    got = traced.square_sum(x, 1, True)
+    torch.testing.assert_close(got, plain.square_sum(x, 1, True))
+    got.sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+@triton
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_what_was_narrowed_has_a_gradient_of_the_lower_precision(contiguous: bool) -> None:
+    from undrift.fused import traced
+
+    x, weight = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5)
+    low = traced.narrowed(x, torch.bfloat16)
+    assert torch.equal(low, x.to(torch.bfloat16))
+    (low if contiguous else low.t().contiguous().t()).float().mul(weight).sum().backward()
+    assert x.grad.dtype is torch.float32
+    assert torch.equal(x.grad, weight.to(torch.bfloat16).float())
+
+
+def test_nothing_is_narrowed_outside_of_a_graph() -> None:
+    assert narrowed(torch.ones(2), torch.bfloat16) is None
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5))
+
+
+def graphs(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[str], list[Tensor]]:
+    """Return a compiled step's output, the code of its graphs, and its gradients, narrowed as on a GPU."""
+    seen: list[str] = []
+
+    def compiler(graph: torch.fx.GraphModule, _inputs: object) -> object:
+        seen.append(graph.code)
+        return make_boxed_func(graph.forward)
+
+    def narrow(x: Tensor, dtype: torch.dtype) -> Tensor | None:
+        return x.to(dtype) if x.dtype == torch.float32 and dtype == torch.float16 else None
+
+    monkeypatch.setattr(noise, "narrowed", narrow)
+    model = undrift.perturb(net, linear_sharing="kernel", init_fraction=0.1)
+    model.reseed(3)
+    torch._dynamo.reset()
+    step = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler))
+    with torch.autocast("cpu", torch.float16):
+        out = step(torch.linspace(-1, 1, 24).view(4, 6))
+    out.float().square().sum().backward()
+    return out.detach(), seen, [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def test_the_first_product_is_dropped_and_the_rest_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, (forward, _), grads = graphs(transformer(), monkeypatch)
+    assert forward.count("aten.addmm.default(") == 2
+    monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
+    plain_out, (plain_forward, _), plain_grads = graphs(transformer(), monkeypatch)
+    assert plain_forward.count("aten.addmm.default(") == 2
+    assert plain_forward != forward
+    torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
+    for got, want in zip(grads, plain_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("prepend", [True, False])
+def test_an_output_that_somebody_changed_stays_so(prepend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's hook on a linear layer: its product is not made again."""
+
+    def double(_layer: nn.Module, _args: object, y: Tensor) -> Tensor:
+        return 2 * y
+
+    plain_out, _, _ = graphs(transformer(), monkeypatch)
+    net = transformer()
+    model = undrift.perturb(net, linear_sharing="kernel", init_fraction=0.0)  # hooked behind ours, or before
+    net[2].register_forward_hook(double, prepend=prepend)
+    model.remove()
+    out, _, _ = graphs(net, monkeypatch)
+    # Ours comes first: noise and all are doubled.
+    torch.testing.assert_close(out, 2 * plain_out, rtol=1e-2, atol=1e-2)
+
+
+@triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the compiler asks for a GPU")
+def test_a_graph_compiled_for_a_gpu_does_what_the_layers_do() -> None:
+    net = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.Linear(96, 1536), nn.GELU(), nn.Linear(1536, 10)).cuda()
+    x = torch.randn(32, 7, 64, device="cuda")
+
+    def run(compiled: bool) -> list[Tensor]:
+        model = undrift.perturb(copy.deepcopy(net), linear_sharing="kernel", init_fraction=0.1)
+        model.reseed(3)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = (torch.compile(model, fullgraph=True) if compiled else model)(x)
+        out.float().square().mean().backward()
+        return [out.detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    for got, want in zip(run(True), run(False), strict=True):
+        assert (got - want).norm() < 2e-2 * want.norm()
