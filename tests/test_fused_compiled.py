@@ -43,13 +43,25 @@ def test_nothing_is_narrowed_outside_of_a_graph() -> None:
     assert narrowed(torch.ones(2), torch.bfloat16) is None
 
 
+class Norm(nn.LayerNorm):
+    """A layer norm whose output is float32, as autocast makes it on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float()).float()
+
+
 def transformer() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5))
+    return nn.Sequential(nn.Linear(6, 8), Norm(8), nn.Linear(8, 5))
 
 
-def graphs(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, list[str], list[Tensor]]:
-    """Return a compiled step's output, the code of its graphs, and its gradients, narrowed as on a GPU."""
+def graphs(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch, made: list[int] | None = None
+) -> tuple[Tensor, list[str], list[Tensor]]:
+    """Return a compiled step's output, the code of its graphs, and its gradients, narrowed as on a GPU.
+
+    `made` gets a number for each copy that is made in a lower precision.
+    """
     seen: list[str] = []
 
     def compiler(graph: torch.fx.GraphModule, _inputs: object) -> object:
@@ -57,7 +69,11 @@ def graphs(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, lis
         return make_boxed_func(graph.forward)
 
     def narrow(x: Tensor, dtype: torch.dtype) -> Tensor | None:
-        return x.to(dtype) if x.dtype == torch.float32 and dtype == torch.float16 else None
+        if x.dtype != torch.float32 or dtype != torch.float16:
+            return None
+        if made is not None:
+            made.append(1)
+        return x.to(dtype)
 
     monkeypatch.setattr(noise, "narrowed", narrow)
     model = undrift.perturb(net, linear_sharing="kernel", init_fraction=0.1)
@@ -67,6 +83,7 @@ def graphs(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, lis
     with torch.autocast("cpu", torch.float16):
         out = step(torch.linspace(-1, 1, 24).view(4, 6))
     out.float().square().sum().backward()
+    assert model.key.narrowed is None
     return out.detach(), seen, [p.grad for p in model.parameters() if p.grad is not None]
 
 
@@ -77,6 +94,32 @@ def test_the_first_product_is_dropped_and_the_rest_is_the_same(monkeypatch: pyte
     plain_out, (plain_forward, _), plain_grads = graphs(transformer(), monkeypatch)
     assert plain_forward.count("aten.addmm.default(") == 2
     assert plain_forward != forward
+    torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
+    for got, want in zip(grads, plain_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+class Thrice(nn.Module):
+    """Queries, keys and values by layers of their own, as many transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(6, 8), Norm(8)
+        self.q, self.k, self.v = (nn.Linear(8, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        return torch.cat([self.q(x), self.k(x), self.v(x)], dim=1)
+
+
+def test_layers_that_share_an_input_share_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    out, (forward, _), grads = graphs(Thrice(), monkeypatch, made)
+    assert len(made) == 2  # of the images, and of what the layer norm gave
+    assert forward.count("aten.addmm.default(") == 4
+    monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
+    plain_out, _, plain_grads = graphs(Thrice(), monkeypatch)
     torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
     for got, want in zip(grads, plain_grads, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

@@ -82,6 +82,9 @@ def count_traced(ident: int, number: int | None = None) -> int:
     return uses[number]
 
 
+_UNDER_WAY = {"graph": None, "narrowed": None, "apart": None, "ready": None}  # what of a pass no copy has
+
+
 class Key(nn.Module):
     """The state all noise of one network shares: seed, step, call; and whether noise is on at all.
 
@@ -110,6 +113,7 @@ class Key(nn.Module):
         self.with_gradients = False
         self.rank = rank()  # this process's, as it was when the last pass began
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
+        self.narrowed: tuple[Tensor, Tensor] | None = None  # there, a layer's input, and it in a lower precision
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
         self.reseed(generator)
@@ -143,7 +147,7 @@ class Key(nn.Module):
             self.traced = count_traced(operator.index(self.ident)) == 0
             # Without noise no keys: an exported mean network is PyTorch's operators alone.
             self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
-            self.stale = True
+            self.stale, self.narrowed = True, None
         else:
             self._begin()
 
@@ -151,7 +155,7 @@ class Key(nn.Module):
         """Close the step; after the first, name the layers that the forward pass never called."""
         self.traced = False
         if torch.compiler.is_compiling():
-            self.graph = None  # a graph's tensors stay inside it
+            self.graph = self.narrowed = None  # a graph's tensors stay inside it
         else:
             self.replay.recording = False
             vars(self)["ready"] = None
@@ -293,4 +297,4 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same.
-        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None, "apart": None, "ready": None}
+        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, **_UNDER_WAY}

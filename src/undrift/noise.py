@@ -152,8 +152,16 @@ class Noise(nn.Module):
         for it.
         """
         seen = len(layer._forward_hooks) > 1 or _global_forward_hooks  # somebody else may have changed y
-        low = None if type(layer) is not nn.Linear or seen or self.sharing != "kernel" else narrowed(x, y.dtype)
-        return (x, y) if low is None else (low, F.linear(low, layer.weight, layer.bias))
+        if type(layer) is not nn.Linear or seen or self.sharing != "kernel":
+            return x, y
+        keys = self._key[0]
+        held = keys.narrowed
+        # One copy for a transformer's queries, keys and values, so that all their gradients meet in it.
+        low = held[1] if held is not None and held[0] is x and held[1].dtype == y.dtype else narrowed(x, y.dtype)
+        if low is None:
+            return x, y
+        keys.narrowed = (x, low)
+        return low, F.linear(low, layer.weight, layer.bias)
 
     def _alone(self, layer: nn.Module) -> bool:
         """Return whether a layer's output is what the layer made of its input, seen by nobody before this hook.
