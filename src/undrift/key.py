@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo at once
 
 from undrift._errors import UndriftError, UndriftWarning
+from undrift._pass import Pass
 from undrift.fused import dispatch
 from undrift.fused.epsilon import normal
-from undrift.replay import Replay, in_backward, unhooked
+from undrift.replay import Replay, in_backward
 
 __all__ = ["Key", "count_traced", "keys_of", "mix", "normal", "rank"]
 
@@ -105,10 +106,7 @@ class Key(nn.Module):
         self.stale = False  # a traced forward pass has moved the step
         self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
         self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
-        # Each of them, while a pass is under way in which nothing has to be looked up; and whether it has gradients.
-        self.ready: tuple[Tensor, ...] | None = None
-        self.with_gradients = False
-        self.rank = rank()  # this process's, as it was when the last pass began
+        self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
@@ -166,14 +164,14 @@ class Key(nn.Module):
                 "Call it directly, or use the source network: with model.off()."
             )
         own = vars(self)  # past Module's own setter, which takes its time
-        own.update(traced=False, ready=None, rank=rank())
+        own.update(traced=False, ready=None)
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
             # The mean network asks for no key.
             own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
             if self.current is not None and not self.waiting and self.replay.idle() and _callback() is None:
-                own.update(ready=self._each(self.current), with_gradients=torch.is_grad_enabled())
+                own["ready"] = Pass(self._each(self.current), self.calls, rank())
                 return
         # A checkpoint around the whole network calls its root again in the backward pass.
         own["current"] = self.replay.once(lambda: self.current)
@@ -196,22 +194,14 @@ class Key(nn.Module):
         None where noise is off. One question, asked once: a layer has little time to spare.
         """
         if not torch.compiler.is_compiling():
-            ready, graded = self.ready, self.with_gradients
-            # A checkpoint inside the pass turns gradients off, or hooks itself to what autograd saves.
+            ready = self.ready
             if not self.noisy:
                 if _callback() is None and self.replay.idle():
                     self.waiting.pop(number, None)
                     return None
-            elif (
-                ready is not None
-                and not self.stale
-                and number not in self.calls
-                and torch.is_grad_enabled() is graded
-                and not in_backward()  # where a pass that raised has left its own
-                and (not graded or unhooked())
-            ):
+            elif ready is not None and not self.stale and number not in self.calls and ready.goes_on():
                 self.calls[number] = 0
-                return ready[2 * number]
+                return ready.keys[2 * number]
         return self.once(lambda: self._fresh(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:
