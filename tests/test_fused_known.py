@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import kernels_device, numpys, triton
-from undrift import noise
-from undrift.fused import dispatch, known, layer
+from undrift import _likeness, noise
+from undrift.fused import dispatch, layer
 from undrift.perturb import Perturbed
 
 
@@ -167,8 +167,8 @@ def test_a_pytorch_without_such_guards_looks_it_up(monkeypatch: pytest.MonkeyPat
     def refuse(*_tensors: Tensor, **_dims: Any) -> None:
         raise TypeError("takes other arguments")
 
-    for guards in (known._guards, None, refuse):
-        monkeypatch.setattr(known, "_guards", guards)
+    for guards in (_likeness._guards, None, refuse):
+        monkeypatch.setattr(_likeness, "_guards", guards)
         model = perturbed(device)
         found.append([each for _ in range(3) for each in step(model)])
         assert (model.noises()[0]._known is None) is (len(found) > 1)
@@ -188,13 +188,13 @@ def test_copies_know_their_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(held._known is None for held in twin.noises())
         got = [each for _ in range(3) for each in step(twin)]
         assert all((a is None and b is None) or a.equal(b) for a, b in zip(want, got, strict=True))
-        assert all(held._known.layer in set(twin.modules()) for held in twin.noises())
+        assert all(held._known.layer() in set(twin.modules()) for held in twin.noises())
 
 
 def test_likeness() -> None:
     """Sizes, strides, dtype, device, gradients, class, and what a transform wraps."""
     x = torch.rand(2, 3)
-    alike = known.likeness(x)
+    alike = _likeness.likeness(x)
     if alike is None:
         pytest.skip("this PyTorch has no such guards")
     assert alike(torch.rand(2, 3))

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from undrift.replay import in_backward, unhooked
+from undrift._row import Row
+from undrift.replay import _hooks
 
 
 class Pass:
@@ -13,12 +14,13 @@ class Pass:
         keys: each of the step's keys: 2k is weight k's.
         calls: how often each weight was used; shared with the network's `Key`.
         rank: this process's.
+        row: the log-variances as one row, where that is quicker.
     """
 
-    __slots__ = ("calls", "device", "graded", "keys", "rank")
+    __slots__ = ("__weakref__", "calls", "device", "graded", "keys", "rank", "row")
 
-    def __init__(self, keys: tuple[Tensor, ...], calls: dict[int, int], rank: int) -> None:
-        self.keys, self.calls, self.rank = keys, calls, rank
+    def __init__(self, keys: tuple[Tensor, ...], calls: dict[int, int], rank: int, row: Row | None = None) -> None:
+        self.keys, self.calls, self.rank, self.row = keys, calls, rank, row
         self.device = keys[0].get_device() if keys else -1
         self.graded = torch.is_grad_enabled()
 
@@ -29,4 +31,7 @@ class Pass:
         has left its keys to a backward pass.
         """
         graded = self.graded
-        return torch.is_grad_enabled() is graded and not in_backward() and (not graded or unhooked())
+        # `in_backward` and `unhooked`, written out: each layer asks.
+        if torch.is_grad_enabled() is not graded or torch._C._current_graph_task_id() != -1:
+            return False
+        return not graded or (_hooks is not None and _hooks(True) is None)

@@ -9,6 +9,7 @@ runs a second time.
 import itertools
 import operator
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would impor
 
 from undrift._errors import UndriftError, UndriftWarning
 from undrift._pass import Pass
+from undrift._row import Row, Rows
 from undrift.fused import dispatch
 from undrift.fused.epsilon import normal
 from undrift.replay import Replay, in_backward
@@ -83,6 +85,9 @@ def count_traced(ident: int, number: int | None = None) -> int:
     return uses[number]
 
 
+_UNDER_WAY = {"ready": None, "last": None}  # what of a pass no copy has
+
+
 class Key(nn.Module):
     """The state all noise of one network shares: seed, step, call; and whether noise is on at all.
 
@@ -108,6 +113,8 @@ class Key(nn.Module):
         self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
         self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
+        self.rows: Rows | None = None  # where log-variances come from; a `Perturbed` has them
+        self.last: weakref.ref[Pass] | None = None  # the last pass with a row of them, as long as its graph is there
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
         self.reseed(generator)
@@ -171,7 +178,8 @@ class Key(nn.Module):
             # The mean network asks for no key.
             own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
             if self.current is not None and not self.waiting and self.replay.idle() and _callback() is None:
-                own["ready"] = Pass(self._each(self.current), self.calls, rank())
+                ready = own["ready"] = Pass(self._each(self.current), self.calls, rank(), self._row())
+                own["last"] = None if ready.row is None else weakref.ref(ready)
                 return
         # A checkpoint around the whole network calls its root again in the backward pass.
         own["current"] = self.replay.once(lambda: self.current)
@@ -230,6 +238,12 @@ class Key(nn.Module):
             return launch.keys(self.seed, self.step, count)  # one launch for sixteen
         return keys_of(self.seed, self.step, count)
 
+    def _row(self) -> Row | None:
+        """Return the log-variances as one row, where the noise of a pass that begins now is made by kernels."""
+        if self.rows is None or not torch.is_grad_enabled() or not dispatch.quick(self.seed, self.step):
+            return None
+        return self.rows.next()
+
     def _now(self) -> Tensor:
         if self._in_graph():
             assert self.graph is not None
@@ -283,4 +297,4 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same.
-        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None, "apart": None, "ready": None}
+        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, "graph": None, "apart": None, **_UNDER_WAY}

@@ -9,8 +9,9 @@ from torch.func import functional_call
 
 from undrift import layers
 from undrift._errors import UndriftError
+from undrift._likeness import likeness
 from undrift.fused import add_noise, normal, quick, square_sum
-from undrift.fused.known import Known, likeness
+from undrift.fused.known import Known
 from undrift.fused.layer import noisy, plan_of
 from undrift.fused.own import alone
 from undrift.fused.plain import by_channel, safe_sqrt, spread, wide
@@ -113,8 +114,8 @@ class Noise(nn.Module):
         keys = self._key[0]
         if not torch.compiler.is_compiling():
             now, known = keys.ready, self._known
-            if now is not None and known is not None and known.layer is layer and keys.noisy and not keys.stale:
-                again = known.add(now, self.number, args[0] if args else kwargs["input"], output)
+            if now is not None and known is not None and known.layer() is layer and keys.noisy and not keys.stale:
+                again = known.add(now, layer, self, args[0] if args else kwargs["input"], output)
                 if again is not None:
                     return again
         key = keys.next(self.number)
@@ -152,10 +153,10 @@ class Noise(nn.Module):
                 return None
         if key.get_device() != x.get_device():
             key = key.to(x.device)
-        elif now is not None and x is given and (self._known is None or self._known.layer is layer):
+        elif now is not None and x is given and (self._known is None or self._known.layer() is layer):
             # Of a weight that two layers share, the first is known: else each would be forgotten for the other.
             alike = likeness(x, y, log_var)
-            vars(self)["_known"] = None if alike is None else Known(layer, self, x, plan, now, alike)
+            vars(self)["_known"] = None if alike is None else Known(layer, self.number, x, plan, now, alike)
         return noisy(x, y, log_var, key, plan, alone(layer, self))
 
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:

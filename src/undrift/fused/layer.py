@@ -129,23 +129,22 @@ def _make(x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> 
 def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, frozen: bool = False) -> Tensor:
     """Return y with a layer's noise; `frozen`: of what the layer made y of, x alone may want a gradient."""
     if not torch.is_grad_enabled():
-        return _Noisy.forward(None, x, None, log_var, (y, key, plan, None))
+        return _Noisy.forward(None, x, None, None, (y, log_var, key, plan, None, None))
     # What is hooked (a checkpoint) may be asked for once, and autograd asks the layer's node again, for nothing.
     own = own_of(y) if frozen and plan.pulls is not None and x.requires_grad and unhooked() else None
-    return _apply(x, y if own is None else None, log_var, (y, key, plan, own))  # type: ignore[no-untyped-call]
+    return _apply(x, y if own is None else None, log_var, (y, log_var, key, plan, own, None))  # type: ignore[no-untyped-call]
 
 
-Rest = tuple[Tensor, Tensor, Plan, Any]  # y, key, plan, and the layer's own node where that is run here
+# y, log_var, key, plan, the layer's own node where that is run here, and where log_var's gradient is to be written.
+Rest = tuple[Tensor, Tensor, Tensor, Plan, Any, Any]
 
 
 class _Noisy(torch.autograd.Function):
-    """Its tensors are those that get a gradient from it: x, y where nobody runs its layer's node, log_var."""
+    """Its tensors are what it goes back to: x, y where nobody runs its layer's node, log_var or its row's handle."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, _y: Tensor | None, log_var: Tensor, rest: tuple[Tensor, Tensor, Plan, Any]
-    ) -> Tensor:
-        y, key, plan, own = rest
+    def forward(ctx: Any, x: Tensor, _y: Tensor | None, _log_var: Tensor | None, rest: Rest) -> Tensor:
+        y, log_var, key, plan, own, into = rest
         plane, out = torch.empty_like(plan.energy), torch.empty_like(y)
         if plan.joined is not None:
             plan.joined(x, y, log_var, key, out, plane)
@@ -161,7 +160,7 @@ class _Noisy(torch.autograd.Function):
             plan.noises.add(y, plane, log_var, key, out)
         if ctx is not None:
             ctx.save_for_backward(x if own is not None or x.requires_grad else None, plane, log_var, key)
-            ctx.plan, ctx.own = plan, own
+            ctx.plan, ctx.own, ctx.into = plan, own, into
         return out
 
     @staticmethod
@@ -181,21 +180,19 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     plan: Plan = ctx.plan
     if grad.stride() != plan.stride:  # once, for us and for the layer
         grad = torch.empty_strided(grad.shape, plan.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
-    node = ctx.own
-    if node is not None:
-        assert plan.pulls is not None
-        mine = own_gradient(node, grad, x, plan.last)
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.own = None  # what it has saved goes, as autograd lets go of all others'
-        if mine is None:  # this backward pass asks for nothing before this layer
-            x = None
-        elif mine.stride() != x.stride() or mine.dtype != grad.dtype:
-            mine = torch.empty_like(x, dtype=grad.dtype).copy_(mine)
-        grad_x, grad_log_var = plan.pulls.of(grad, x, plane, log_var, key, mine)
-        return grad_x, None, grad_log_var, None
     if plan.pulls is not None:
-        grad_x, grad_log_var = plan.pulls.of(grad, x, plane, log_var, key, None)
-        return grad_x, grad, grad_log_var, None
+        node, into, mine = ctx.own, ctx.into, None
+        if node is not None:
+            mine = own_gradient(node, grad, x, plan.last)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                ctx.own = None  # what it has saved goes, as autograd lets go of all others'
+            if mine is None:  # this backward pass asks for nothing before this layer
+                x = None
+            elif mine.stride() != x.stride() or mine.dtype != grad.dtype:
+                mine = torch.empty_like(x, dtype=grad.dtype).copy_(mine)
+        grad_log_var = torch.empty_like(log_var) if into is None else into[0].of(into[1])
+        grad_x = plan.pulls.of(grad, x, plane, log_var, key, mine, grad_log_var)
+        return grad_x, grad if node is None else None, grad_log_var if into is None else None, None
     grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
     if x is None:
         return None, grad, grad_log_var, None
