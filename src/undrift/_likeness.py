@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+_guards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
 
 
 def likeness(*tensors: Tensor) -> Callable[..., bool] | None:

@@ -53,11 +53,13 @@ class Gradients:
                 pieces = tuple(map(add, pieces, more.split(self.sizes)))
         elif more is not None:
             row += more
-        if len(written) == len(pieces):
-            return pieces
-        # What no layer has written is nobody's memory.
-        rest = [None] * len(pieces) if more is None else more.split(self.sizes)
-        return [piece if i in written else rest[i] for i, piece in enumerate(pieces)]
+        if len(written) < len(pieces):  # what no layer has written is nobody's memory
+            own: list[Tensor | None] = list(pieces)
+            for place in {*range(len(pieces))} - written:
+                start = sum(self.sizes[:place])
+                own[place] = None if more is None else more[start : start + self.sizes[place]]
+            return own
+        return pieces
 
 
 def _once(pieces: Sequence[Tensor]) -> tuple[Tensor, ...]:
