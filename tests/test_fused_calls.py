@@ -68,3 +68,23 @@ def test_a_kernel_that_writes_something_else_is_not_launched_directly(monkeypatc
     for _ in range(3):
         call(torch.zeros(64), torch.zeros(64))
     assert (len(launched), compiled.ran) == (3, 1)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_two_kernels_in_turn(monkeypatch: pytest.MonkeyPatch, device: int) -> None:
+    """Both directly once both may be, in their order; misaligned, or on another GPU than the current one, by Triton."""
+    pretend_cuda(monkeypatch, (3, 6))
+    monkeypatch.setattr(calls, "_alike", lambda _a, _b: True)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: device, raising=False)
+    compiled, launched = [Compiled(2), Compiled(3)], []
+    kernels = [{(3, 2): lambda *args, num_warps, n=n: launched.append((n, args)) or compiled[n]} for n in range(2)]
+    first, second = (calls.Call(kernel, (3, 2), (), {}, 0, (1,)) for kernel in kernels)
+    x = torch.zeros(64)
+    calls.in_turn(first, (x, x), second, (x, x, x))
+    assert [n for n, _ in launched] == [0, 1]
+    calls.in_turn(first, (x, x), second, (x, x, x))
+    assert len(launched) == (2 if device == 0 else 4)
+    assert [c.ran for c in compiled] == ([2, 2] if device == 0 else [0, 0])  # once to be seen
+    calls.in_turn(first, (x, x), second, (x, x[1:], x))
+    assert [n for n, _ in launched][-1] == 1
+    assert [c.ran for c in compiled] == ([3, 2] if device == 0 else [0, 0])

@@ -96,6 +96,43 @@ def test_a_layers_own_gradient_is_left_to_autograd_where_somebody_waits_for_it(
     torch.testing.assert_close(hooked.grad, x.grad)
 
 
+@triton
+@numpys
+@pytest.mark.parametrize("name", OWN)
+def test_a_backward_pass_for_some_tensors_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd has then not met the views and casts between a layer's product and its input."""
+    setting = Owned(name, kernels_device(monkeypatch))
+    low = torch.device("cuda" if torch.cuda.is_available() else "cpu").type
+    for cast in (False, True):
+        found = []
+        for fold in (True, False):
+            with torch.autocast(low, torch.bfloat16, enabled=cast):
+                x, log_var, out = setting.run(fold)
+            found.append(torch.autograd.grad(out.float().square().sum(), (x, log_var), retain_graph=True))
+            (alone,) = torch.autograd.grad(out.float().square().sum(), x)
+            assert alone.equal(found[-1][0])
+            assert alone.abs().max() > 0.1
+        near = 2e-1 if cast else 1e-4
+        torch.testing.assert_close(*found, rtol=near, atol=near)
+
+
+@triton
+@numpys
+def test_a_layers_own_node_is_let_go_with_what_it_has_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the backward pass, as autograd does: it would hold the layer's input until the loss is forgotten."""
+    x, _, out = Owned("tokens", kernels_device(monkeypatch)).run(True)
+    node = out.grad_fn
+    assert [type(edge[0]).__name__ for edge in node.next_functions] == ["TanhBackward0", "AccumulateGrad"]
+    out.sum().backward(retain_graph=True)
+    assert node.own is not None
+    before = x.grad.clone()
+    out.sum().backward()
+    assert node.own is None
+    torch.testing.assert_close(x.grad, 2 * before)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+
+
 def test_which_nodes_are_a_layers_own() -> None:
     """Those of a product: no other function's, no leaf's, and none whose output somebody waits for."""
     x = torch.rand(2, 3, 4, requires_grad=True)

@@ -9,6 +9,7 @@ runs a second time.
 import itertools
 import operator
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo at once
 
 from undrift._errors import UndriftError, UndriftWarning
+from undrift._pass import Pass
+from undrift._row import Row, Rows
 from undrift.fused import dispatch
 from undrift.fused.epsilon import normal
-from undrift.replay import Replay, in_backward, unhooked
+from undrift.replay import Replay, in_backward
 
 __all__ = ["Key", "count_traced", "keys_of", "mix", "normal", "rank"]
 
@@ -82,7 +85,8 @@ def count_traced(ident: int, number: int | None = None) -> int:
     return uses[number]
 
 
-_UNDER_WAY = {"graph": None, "narrowed": None, "apart": None, "ready": None}  # what of a pass no copy has
+# What of a pass no copy has.
+_UNDER_WAY = {"graph": None, "narrowed": None, "apart": None, "ready": None, "last": None}
 
 
 class Key(nn.Module):
@@ -107,13 +111,12 @@ class Key(nn.Module):
         self.traced = False  # a graph that holds the whole forward pass is being captured
         self.stale = False  # a traced forward pass has moved the step
         self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
-        self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
-        # Each of them, while a pass is under way in which nothing has to be looked up; and whether it has gradients.
-        self.ready: tuple[Tensor, ...] | None = None
-        self.with_gradients = False
-        self.rank = rank()  # this process's, as it was when the last pass began
+        self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each weight's for local noise
+        self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
         self.narrowed: tuple[Tensor, Tensor] | None = None  # there, a layer's input, and it in a lower precision
+        self.rows: Rows | None = None  # where log-variances come from; a `Perturbed` has them
+        self.last: weakref.ref[Pass] | None = None  # the last pass with a row of them, as long as its graph is there
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
         self.replay = Replay()
         self.reseed(generator)
@@ -170,14 +173,15 @@ class Key(nn.Module):
                 "Call it directly, or use the source network: with model.off()."
             )
         own = vars(self)  # past Module's own setter, which takes its time
-        own.update(traced=False, ready=None, rank=rank())
+        own.update(traced=False, ready=None)
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
             # The mean network asks for no key.
             own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
             if self.current is not None and not self.waiting and self.replay.idle() and _callback() is None:
-                own.update(ready=self._each(self.current), with_gradients=torch.is_grad_enabled())
+                ready = own["ready"] = Pass(self._each(self.current), self.calls, rank(), self._row())
+                own["last"] = None if ready.row is None else weakref.ref(ready)
                 return
         # A checkpoint around the whole network calls its root again in the backward pass.
         own["current"] = self.replay.once(lambda: self.current)
@@ -200,22 +204,14 @@ class Key(nn.Module):
         None where noise is off. One question, asked once: a layer has little time to spare.
         """
         if not torch.compiler.is_compiling():
-            ready, graded = self.ready, self.with_gradients
-            # A checkpoint inside the pass turns gradients off, or hooks itself to what autograd saves.
+            ready = self.ready
             if not self.noisy:
                 if _callback() is None and self.replay.idle():
                     self.waiting.pop(number, None)
                     return None
-            elif (
-                ready is not None
-                and not self.stale
-                and number not in self.calls
-                and torch.is_grad_enabled() is graded
-                and not in_backward()  # where a pass that raised has left its own
-                and (not graded or unhooked())
-            ):
+            elif ready is not None and not self.stale and number not in self.calls and ready.goes_on():
                 self.calls[number] = 0
-                return ready[2 * number]
+                return ready.keys[number]
         return self.once(lambda: self._fresh(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:
@@ -243,6 +239,12 @@ class Key(nn.Module):
 
             return launch.keys(self.seed, self.step, count)  # one launch for sixteen
         return keys_of(self.seed, self.step, count)
+
+    def _row(self) -> Row | None:
+        """Return the log-variances as one row, where the noise of a pass that begins now is made by kernels."""
+        if self.rows is None or not torch.is_grad_enabled() or not dispatch.quick(self.seed, self.step):
+            return None
+        return self.rows.next()
 
     def _now(self) -> Tensor:
         if self._in_graph():
@@ -272,12 +274,12 @@ class Key(nn.Module):
         return self.graph[0, 2 * number] + _wrap(use * GOLDEN)
 
     def _used(self, now: Tensor, number: int) -> Tensor:
-        return self._counted(self._each(now)[2 * number], number)
+        return self._counted(self._each(now)[number], number)
 
     def _each(self, now: Tensor) -> tuple[Tensor, ...]:
-        # All keys as tensors at once: taking them one by one is a call of PyTorch's for each layer.
+        # All keys of local noise as tensors at once: taking them one by one is a call of PyTorch's for each layer.
         if self.apart is None or self.apart[0] is not now:
-            object.__setattr__(self, "apart", (now, now.unbind()))  # nn.Module's own looks for parameters first
+            object.__setattr__(self, "apart", (now, now[::2].unbind()))  # nn.Module's own looks for parameters first
             assert self.apart is not None
         return self.apart[1]
 

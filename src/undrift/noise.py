@@ -11,8 +11,11 @@ from torch.nn.modules.module import _global_forward_hooks
 
 from undrift import layers
 from undrift._errors import UndriftError
+from undrift._likeness import likeness
 from undrift.fused import add_noise, narrowed, normal, quick, square_sum
+from undrift.fused.known import Known
 from undrift.fused.layer import noisy, plan_of
+from undrift.fused.own import alone
 from undrift.fused.plain import by_channel, safe_sqrt, spread, wide
 from undrift.fused.tiles import dense
 from undrift.key import Key, rank
@@ -57,6 +60,7 @@ class Noise(nn.Module):
         # How many weights stand behind each variance; on the device, for sums over all layers at once.
         self.register_buffer("share", variance.new_tensor(self.weights / self.log_var.numel()), persistent=False)
         key.enlist(number)
+        self._known: Known | None = None  # the layer as its last pass met it
         self._key = (key,)  # in a tuple: shared by all noises, registered once, by the perturbed network
 
     @property
@@ -102,17 +106,25 @@ class Noise(nn.Module):
             sigma = layers.per_weight(layer, sigma, torch.empty(shape, device="meta"))
         return sigma * normal(key.to(sigma.device), shape)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": None}  # a copy has layers of its own
+
     # Hooks ------------------------------------------------------------------------------------------------------
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
         keys = self._key[0]
+        if not torch.compiler.is_compiling():
+            now, known = keys.ready, self._known
+            if now is not None and known is not None and known.layer() is layer and keys.noisy and not keys.stale:
+                again = known.add(now, layer, self, args[0] if args else kwargs["input"], output)
+                if again is not None:
+                    return again
         key = keys.next(self.number)
         if key is None:
             return None
         if not torch.compiler.is_compiling():
-            place = rank() if keys.ready is None else keys.rank  # asked for once a pass
-            quickly = self._quick(layer, args[0] if args else kwargs["input"], output, key, place)
+            quickly = self._quick(layer, args[0] if args else kwargs["input"], output, key)
             if quickly is not None:
                 return quickly
         x, batched = self._input(layer, args, kwargs, output)
@@ -123,26 +135,32 @@ class Noise(nn.Module):
             out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
         return out if batched else out.squeeze(0)
 
-    def _quick(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, rank: int) -> Tensor | None:
+    def _quick(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
         """Return y with its noise by one node of autograd, or None where that cannot be: autocast need not be left."""
         if self.sharing != "kernel" or not quick(x, y):
             return None
+        now, given = self._key[0].ready, x
+        place = rank() if now is None else now.rank  # asked for once a pass
         if self.energy == "centred":
             if x.requires_grad:
                 return None
             x = centred(layer, x)  # images: nothing goes back through their mean
         log_var: Any = self._parameters["log_var"]  # nn.Module looks elsewhere first
         offset = self.offset if self.energy == "offset" else 0.0
-        plan = plan_of(layer, x, y, log_var, offset, rank)
+        plan = plan_of(layer, x, y, log_var, offset, place)
         if plan is None:
             # One token of a row of them, say: its copy takes a tenth of the time of the longer way.
             x = dense(x, isinstance(layer, nn.Linear))
-            plan = plan_of(layer, x, y, log_var, offset, rank)
+            plan = plan_of(layer, x, y, log_var, offset, place)
             if plan is None:
                 return None
         if key.get_device() != x.get_device():
             key = key.to(x.device)
-        return noisy(x, y, log_var, key, plan, self._alone(layer))
+        elif now is not None and x is given and (self._known is None or self._known.layer() is layer):
+            # Of a weight that two layers share, the first is known: else each would be forgotten for the other.
+            alike = likeness(x, y, log_var)
+            vars(self)["_known"] = None if alike is None else Known(layer, self.number, x, plan, now, alike)
+        return noisy(x, y, log_var, key, plan, alone(layer, self))
 
     def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
@@ -162,19 +180,6 @@ class Noise(nn.Module):
             return x, y
         keys.narrowed = (x, low)
         return low, F.linear(low, layer.weight, layer.bias)
-
-    def _alone(self, layer: nn.Module) -> bool:
-        """Return whether a layer's output is what the layer made of its input, seen by nobody before this hook.
-
-        A hook that comes first may have put something else in its place, or wait for its gradient; weights that are
-        trained, or made of others (a parametrization), want a gradient of theirs.
-        """
-        own, hooks = layer._parameters, layer._forward_hooks
-        weight = own.get("weight")
-        if weight is None or weight.requires_grad or "bias" not in own or _global_forward_hooks:
-            return False
-        bias, first = own["bias"], next(iter(hooks.values()), None)
-        return (bias is None or not bias.requires_grad) and getattr(first, "__self__", None) is self
 
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)

@@ -23,6 +23,9 @@ MOVING: tuple[Statistics, ...] = ("moving", "domain", "train")
 """Policies that keep statistics which move while the network adapts."""
 
 
+_BY_BATCH = {"training": True, "track_running_stats": False}
+
+
 class Norm(Swapped):
     """The policy of one norm layer, and the source's state of it.
 
@@ -64,9 +67,13 @@ class Norm(Swapped):
             self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
         if self.by_batch and not torch.compiler.is_compiling():
-            if len(x) == 1:
+            if x.shape[0] == 1:
                 self._refuse_single(x)
-            self._switch(layer, True, False)
+            # As `_switch` does, in one call of Python: a network has many such layers, and little time for each.
+            own = layer.__dict__
+            if not own["training"] or own["track_running_stats"]:
+                self.flags = {"training": own["training"], "track_running_stats": own["track_running_stats"]}
+                own.update(_BY_BATCH)
             return
         # A domain's average has a pace of its own; at a pace of 0 there is nothing to compute.
         moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
@@ -86,6 +93,11 @@ class Norm(Swapped):
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Give the layer its own flags back, and keep the statistics that it moved; without output its pass raised."""
+        if self.by_batch and not torch.compiler.is_compiling():
+            if self.flags:
+                layer.__dict__.update(self.flags)
+                self.flags = {}
+            return
         if self.tracking is not None and output is not None and not self.tracking.again:
             self.tracking.keep(in_place=capturing(layer.running_mean))
             self.tracking, self.noisy = None, self.noisy or self.key.noisy

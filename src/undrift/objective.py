@@ -1,6 +1,6 @@
 """The objective of paper eq. 3: a likelihood of the unlabelled data, and the KL to the prior."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -31,11 +31,16 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
             f"reduction={reduction!r} is not one of mean, sum. Take mean for the KL of a weight, sum for the network's."
         )
     noises = model.noises()
-    places: dict[object, list[Noise]] = {}
-    for noise in noises:
-        own = _log_var(noise)
-        places.setdefault((own.device, own.dtype), []).append(noise)
-    parts = [_kl_there(there) for there in places.values()] + _shifts(model)
+    log_vars = [*map(_log_var, noises)]
+    row = _row(model, log_vars)
+    if row is not None:
+        parts = [_kl_there(noises, row), *_shifts(model)]
+    else:
+        places: dict[object, list[tuple[Noise, Tensor]]] = {}
+        for noise, own in zip(noises, log_vars, strict=True):
+            places.setdefault((own.device, own.dtype), []).append((noise, own))
+        parts = [_kl_there([n for n, _ in there], _joined(v for _, v in there)) for there in places.values()]
+        parts += _shifts(model)
     device = model.key.step.device
     total = parts[0].to(device) if parts else model.key.step.new_zeros((), dtype=torch.float32)
     for part in parts[1:]:
@@ -43,13 +48,25 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
     return total / max(1, sum(n.weights for n in noises)) if reduction == "mean" else total
 
 
-def _kl_there(noises: Sequence[Noise]) -> Tensor:
-    """Return the KL summed over all weights behind noises of one device and dtype.
+def _joined(log_vars: Iterable[Tensor]) -> Tensor:
+    """Return all log-variances as one row: a network has a hundred, and on a GPU each operation on each is a launch."""
+    return torch.cat([v if v.ndim == 1 else v.flatten() for v in log_vars])
 
-    All log-variances as one row: a network has a hundred, and on a GPU each operation on each is a launch.
+
+def _row(model: Perturbed, log_vars: Sequence[Tensor]) -> Tensor | None:
+    """Return the row that the last forward pass made of these, where that pass may still be differentiated.
+
+    Its gradient is then added to the noise's for all layers at once.
     """
+    if torch.compiler.is_compiling():
+        return None
+    last = None if model.key.last is None else model.key.last()
+    return last.row.values if last is not None and last.row is not None and last.row.holds(log_vars) else None
+
+
+def _kl_there(noises: Sequence[Noise], row: Tensor) -> Tensor:
+    """Return the KL summed over all weights behind noises of one device and dtype, whose log-variances are a row."""
     log_prior, share = _priors(noises)
-    row = torch.cat([v if v.ndim == 1 else v.flatten() for v in map(_log_var, noises)])
     if not torch.compiler.is_compiling() and not _transformed():
         total: Tensor = _Divergence.apply(row, log_prior, share)  # type: ignore[no-untyped-call]
         return total

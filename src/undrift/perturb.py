@@ -16,6 +16,7 @@ from undrift._errors import CannotPerturb, UndriftError
 from undrift._given import generator_or_seed
 from undrift._inputs import Inputs, copies
 from undrift._interrupts import uninterrupted
+from undrift._row import Rows
 from undrift._swap import Trained
 from undrift._tied import held_weights, refuse_crosswise
 from undrift.key import Key
@@ -145,6 +146,7 @@ class Perturbed(nn.Module):
         self._attached = Attached(net, self.key, self._before, self._after, (self.norms, self.trained))
         self._make_noise(choices)
         self._make_copies()
+        self.key.rows = Rows(self.noise)
         self._after.append((root_of(net), self.key.end))
         try:
             with uninterrupted():

@@ -8,7 +8,8 @@ on: after it was seen to write what the first launch wrote.
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Call:
         warps: of a program.
     """
 
-    __slots__ = ("_quick", "constants", "device", "grid", "kernel", "numbers", "tried", "warps", "writes")
+    __slots__ = ("_direct", "constants", "device", "grid", "kernel", "numbers", "tried", "warps", "writes")
 
     def __init__(
         self,
@@ -43,17 +44,15 @@ class Call:
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, tuple(numbers), constants
         self.device, self.writes, self.warps = device, writes, warps
         self.tried = not direct_launches()
-        self._quick: Callable[..., None] | None = None
+        self._direct: _Direct | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch the kernel on the tensors' device, in its current stream."""
-        if self._quick is not None:
-            pointers = [t.data_ptr() for t in tensors]
-            bits = 0
-            for pointer in pointers:
-                bits |= pointer
-            if not bits & 15 and torch._C._cuda_getDevice() == self.device:
-                self._quick(torch._C._cuda_getCurrentRawStream(self.device), pointers)
+        if self._direct is not None:
+            pointers = (*map(_address, tensors),)
+            if not reduce(or_, pointers) & 15 and torch._C._cuda_getDevice() == self.device:
+                run, grid, head, tail = self._direct
+                run(*grid, torch._C._cuda_getCurrentRawStream(self.device), *head, *pointers, *tail)
                 return
         compiled = self._launch(tensors)
         if not self.tried and not torch.cuda.is_current_stream_capturing():
@@ -73,25 +72,44 @@ class Call:
         if any(t.data_ptr() % 16 for t in again):
             return
         try:
-            quick = self._direct(compiled)
-            quick(torch._C._cuda_getCurrentRawStream(self.device), [t.data_ptr() for t in again])
+            direct = run, grid, head, tail = self._prepared(compiled)
+            pointers = map(_address, again)
+            run(*grid, torch._C._cuda_getCurrentRawStream(self.device), *head, *pointers, *tail)
         except (TypeError, AttributeError, ValueError, RuntimeError, SystemError):
             return  # this Triton wants other arguments: its own launch stays
         if all(_alike(tensors[i], again[i]) for i in self.writes):
-            self._quick = quick
+            self._direct = direct
 
-    def _direct(self, compiled: Any) -> Callable[[int, list[int]], None]:
+    def _prepared(self, compiled: Any) -> "_Direct":
         run, head = _launcher(compiled.run)
-        function, packed, (across, down) = compiled.function, compiled.packed_metadata, self.grid
         # From 3.3 on Triton's launcher is given the compile-time constants too.
         tail = (*self.numbers, *(self.constants.values() if triton_version() >= (3, 3) else ()))
         # After the kernel: no metadata and no hooks, which are for profilers.
-        head = (function, *head, packed, None, None, None)
+        head = (compiled.function, *head, compiled.packed_metadata, None, None, None)
+        return run, (*self.grid, 1), head, tail
 
-        def quick(stream: int, pointers: list[int]) -> None:
-            run(across, down, 1, stream, *head, *pointers, *tail)
 
-        return quick
+_address = Tensor.data_ptr
+# What launches a kernel, and its arguments: the grid; after the stream, the kernel; after the tensors, numbers.
+_Direct = tuple[Callable[..., None], tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]
+
+
+def in_turn(first: Call, given: tuple[Tensor, ...], second: Call, then: tuple[Tensor, ...]) -> None:
+    """Launch one kernel and then another of the same device; which that is, and its stream, are asked for once."""
+    if first._direct is None or second._direct is None:
+        first(*given)
+        second(*then)
+        return
+    early, late = (*map(_address, given),), (*map(_address, then),)
+    if reduce(or_, early, reduce(or_, late)) & 15 or torch._C._cuda_getDevice() != first.device:
+        first(*given)
+        second(*then)
+        return
+    stream = torch._C._cuda_getCurrentRawStream(first.device)
+    run, grid, head, tail = first._direct
+    run(*grid, stream, *head, *early, *tail)
+    run, grid, head, tail = second._direct
+    run(*grid, stream, *head, *late, *tail)
 
 
 def _launcher(run: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from undrift.fused import launch, tiles
-from undrift.fused.calls import Call
+from undrift.fused.calls import Call, in_turn
 from undrift.fused.tiles import Cut, Shape, Tile, cdiv, power
 
 MOST = 9  # numbers that a kernel adds up for each position: 3×3. A larger box filter is quicker as a kernel of its own
@@ -151,23 +151,29 @@ class Pulls:
         )  # fmt: skip
 
     def of(
-        self, grad: Tensor, x: Tensor | None, plane: Tensor, log_var: Tensor, key: Tensor, own: Tensor | None
-    ) -> tuple[Tensor | None, Tensor]:
-        """Return the gradients of x, where it is given, and of log_var; what is x's `own` is added, and may be lost."""
+        self,
+        grad: Tensor,
+        x: Tensor | None,
+        plane: Tensor,
+        log_var: Tensor,
+        key: Tensor,
+        own: Tensor | None,
+        grad_log_var: Tensor,
+    ) -> Tensor | None:
+        """Return the gradient of x, where it is given, and write log_var's; x's `own` is added, and may be lost."""
         scratch = torch.empty_like(self.scratch)
-        self.sums(grad, plane, log_var, key, scratch)
-        grad_log_var = torch.empty_like(log_var)
+        first = (grad, plane, log_var, key, scratch)
         if x is None:
-            self.log_var(scratch, grad_log_var)
-            return None, grad_log_var
+            in_turn(self.sums, first, self.log_var, (scratch, grad_log_var))
+            return None
         if own is None:
             grad_x = torch.empty_like(x)
-            self.both(x, scratch, x, grad_x, grad_log_var)
-            return grad_x, grad_log_var
+            in_turn(self.sums, first, self.both, (x, scratch, x, grad_x, grad_log_var))
+            return grad_x
         # In place, once the kernel need not be tried again with what it has read.
         grad_x = own if self.added.tried and own.dtype == x.dtype else torch.empty_like(x)
-        self.added(x, scratch, own, grad_x, grad_log_var)
-        return grad_x, grad_log_var
+        in_turn(self.sums, first, self.added, (x, scratch, own, grad_x, grad_log_var))
+        return grad_x
 
 
 def input_tile(given: Shape, gpus: int) -> Tile:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from undrift import layers
 from undrift.fused import folded, launch, tiles
-from undrift.fused.calls import Call
+from undrift.fused.calls import Call, in_turn
 from undrift.fused.own import own_gradient, own_of
 from undrift.replay import unhooked
 
@@ -128,23 +128,29 @@ def _make(x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> 
 
 def noisy(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, frozen: bool = False) -> Tensor:
     """Return y with a layer's noise; `frozen`: of what the layer made y of, x alone may want a gradient."""
-    if torch.is_grad_enabled():
-        # What is hooked (a checkpoint) may be asked for once, and autograd asks the layer's node again, for nothing.
-        own = own_of(y) if frozen and plan.pulls is not None and x.requires_grad and unhooked() else None
-        return _apply(x, y, log_var, key, plan, own)  # type: ignore[no-untyped-call]
-    return _Noisy.forward(None, x, y, log_var, key, plan, None)
+    if not torch.is_grad_enabled():
+        return _Noisy.forward(None, x, None, None, (y, log_var, key, plan, None, None))
+    # What is hooked (a checkpoint) may be asked for once, and autograd asks the layer's node again, for nothing.
+    own = own_of(y) if frozen and plan.pulls is not None and x.requires_grad and unhooked() else None
+    return _apply(x, y if own is None else None, log_var, (y, log_var, key, plan, own, None))  # type: ignore[no-untyped-call]
+
+
+# y, log_var, key, plan, the layer's own node where that is run here, and where log_var's gradient is to be written.
+Rest = tuple[Tensor, Tensor, Tensor, Plan, Any, Any]
 
 
 class _Noisy(torch.autograd.Function):
+    """Its tensors are what it goes back to: x, y where nobody runs its layer's node, log_var or its row's handle."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, plan: Plan, own: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, _y: Tensor | None, _log_var: Tensor | None, rest: Rest) -> Tensor:
+        y, log_var, key, plan, own, into = rest
         plane, out = torch.empty_like(plan.energy), torch.empty_like(y)
         if plan.joined is not None:
             plan.joined(x, y, log_var, key, out, plane)
         elif plan.filtered is not None:
-            plan.sums.total(x, plane)
             energy, plane = plane, torch.empty_like(plan.plane)
-            plan.filtered(y, energy, log_var, key, out, plane)
+            in_turn(plan.sums.total, (x, energy), plan.filtered, (y, energy, log_var, key, out, plane))
         else:
             plan.sums.total(x, plane)
             if plan.extra:
@@ -153,8 +159,8 @@ class _Noisy(torch.autograd.Function):
                 plane = torch._C._nn.avg_pool2d(plane, *plan.pool)
             plan.noises.add(y, plane, log_var, key, out)
         if ctx is not None:
-            ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
-            ctx.plan, ctx.own = plan, own
+            ctx.save_for_backward(x if own is not None or x.requires_grad else None, plane, log_var, key)
+            ctx.plan, ctx.own, ctx.into = plan, own, into
         return out
 
     @staticmethod
@@ -165,6 +171,8 @@ class _Noisy(torch.autograd.Function):
 
 # Past Function's own apply: it asks for functorch, as `dispatch.quick` has.
 _apply = super(torch.autograd.Function, _Noisy).apply
+# And past that of its node, which looks for what is asked here: three calls of Python to one.
+_Noisy._backward_cls.apply = _Noisy.backward  # type: ignore[attr-defined]
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
@@ -173,33 +181,28 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     if grad.stride() != plan.stride:  # once, for us and for the layer
         grad = torch.empty_strided(grad.shape, plan.stride, dtype=grad.dtype, device=grad.device).copy_(grad)
     if plan.pulls is not None:
-        return _folded(ctx, plan.pulls, grad, x, plane, log_var, key)
+        node, into, mine = ctx.own, ctx.into, None
+        if node is not None:
+            mine = own_gradient(node, grad, x, plan.last)
+            if not torch._C._autograd._get_current_graph_task_keep_graph():
+                ctx.own = None  # what it has saved goes, as autograd lets go of all others'
+            if mine is None:  # this backward pass asks for nothing before this layer
+                x = None
+            elif mine.stride() != x.stride() or mine.dtype != grad.dtype:
+                mine = torch.empty_like(x, dtype=grad.dtype).copy_(mine)
+        grad_log_var = torch.empty_like(log_var) if into is None else into[0].of(into[1])
+        grad_x = plan.pulls.of(grad, x, plane, log_var, key, mine, grad_log_var)
+        return grad_x, grad if node is None else None, grad_log_var if into is None else None, None
     grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
     if x is None:
-        return None, grad, grad_log_var, None, None, None
+        return None, grad, grad_log_var, None
     if plan.like is not None:
         grad_plane = torch.ops.aten.avg_pool2d_backward.default(grad_plane, plan.like, *plan.pool)
     elif plan.pool:  # its own transpose, by a call that takes less than half of the time
         grad_plane = torch._C._nn.avg_pool2d(grad_plane, *plan.pool)
     grad_x = torch.empty_like(x)
     plan.sums.gradient(x, grad_plane, grad_x)
-    return grad_x, grad, grad_log_var, None, None, None
-
-
-def _folded(
-    ctx: Any, pulls: folded.Pulls, grad: Tensor, x: Tensor | None, plane: Tensor, log_var: Tensor, key: Tensor
-) -> Any:
-    node = ctx.own
-    if node is None or x is None:
-        grad_x, grad_log_var = pulls.of(grad, x, plane, log_var, key, None)
-        return grad_x, grad, grad_log_var, None, None, None
-    mine = own_gradient(node, grad, x.shape, ctx.plan.last)
-    if mine is None:  # this backward pass asks for nothing before this layer
-        x = None
-    elif mine.stride() != x.stride() or mine.dtype != grad.dtype:
-        mine = torch.empty_like(x, dtype=grad.dtype).copy_(mine)
-    grad_x, grad_log_var = pulls.of(grad, x, plane, log_var, key, mine)
-    return grad_x, None, grad_log_var, None, None, None
+    return grad_x, grad, grad_log_var, None
 
 
 _backward_once = torch.autograd.function.once_differentiable(_backward)
