@@ -11,7 +11,7 @@ class Pass:
     """What a network's layers ask for in a pass, as it was when the pass began.
 
     Args:
-        keys: each weight's, for its first use.
+        keys: each of the step's keys: 2k is weight k's.
         calls: how often each weight was used; shared with the network's `Key`.
         rank: this process's.
         row: the log-variances as one row, where that is quicker.

@@ -111,7 +111,7 @@ class Key(nn.Module):
         self.traced = False  # a graph that holds the whole forward pass is being captured
         self.stale = False  # a traced forward pass has moved the step
         self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
-        self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each weight's for local noise
+        self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
         self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
         self.narrowed: tuple[Tensor, Tensor] | None = None  # there, a layer's input, and it in a lower precision
@@ -211,7 +211,7 @@ class Key(nn.Module):
                     return None
             elif ready is not None and not self.stale and number not in self.calls and ready.goes_on():
                 self.calls[number] = 0
-                return ready.keys[number]
+                return ready.keys[2 * number]
         return self.once(lambda: self._fresh(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:
@@ -274,12 +274,12 @@ class Key(nn.Module):
         return self.graph[0, 2 * number] + _wrap(use * GOLDEN)
 
     def _used(self, now: Tensor, number: int) -> Tensor:
-        return self._counted(self._each(now)[number], number)
+        return self._counted(self._each(now)[2 * number], number)
 
     def _each(self, now: Tensor) -> tuple[Tensor, ...]:
-        # All keys of local noise as tensors at once: taking them one by one is a call of PyTorch's for each layer.
+        # All keys as tensors at once: taking them one by one is a call of PyTorch's for each layer.
         if self.apart is None or self.apart[0] is not now:
-            object.__setattr__(self, "apart", (now, now[::2].unbind()))  # nn.Module's own looks for parameters first
+            object.__setattr__(self, "apart", (now, now.unbind()))  # nn.Module's own looks for parameters first
             assert self.apart is not None
         return self.apart[1]
 

@@ -66,7 +66,7 @@ class Known:
         ):
             return None
         now.calls[number] = 0
-        key, plan, row = now.keys[number], self.plan, now.row
+        key, plan, row = now.keys[2 * number], self.plan, now.row
         if not now.graded:
             return _Noisy.forward(None, x, None, None, (y, log_var, key, plan, None, None))
         own = own_of(y) if self.owns and alone(layer, noise) else None
