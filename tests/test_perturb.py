@@ -180,3 +180,17 @@ def test_a_perturbation_made_in_inference_mode_can_be_trained() -> None:
     assert not any(p.is_inference() for p in model.parameters())
     with torch.inference_mode():
         model.remove()
+
+
+def test_hooks_lie_in_the_order_in_which_they_run() -> None:
+    """A compiler that counts a dictionary's entries has to find ours where it runs: before a user's."""
+    net = convnet()
+    net[0].register_forward_hook(lambda _layer, _args, y: y)
+    net[0].register_forward_hook(lambda _layer, _args, y: y)
+    model = undrift.perturb(net)
+    with model.off():
+        pass
+    hooks = net[0]._forward_hooks
+    assert list(dict.keys(hooks)) == list(hooks)
+    assert next(iter(hooks.values())) == model.noise["0"].local
+    assert len(model.remove()[0]._forward_hooks) == 2

@@ -56,6 +56,12 @@ class Attached:
             # holds statistics that must not stay.
             always = isinstance(getattr(hook, "__self__", None), Swapped)
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=always))
+            # What was put first is first for iterators alone: a compiler that counts a dictionary's entries (PyTorch
+            # 2.11) takes a user's hook for ours. Filled anew, both orders are one.
+            hooks = module._forward_hooks
+            in_order = list(hooks.items())
+            hooks.clear()
+            hooks.update(in_order)
         vars(root_of(self.net))[_NAME] = self
         _live.add(self)
 
