@@ -1,12 +1,14 @@
 """What a compiled graph does otherwise: a linear layer's input in its product's precision, wide rows in runs."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import triton
@@ -56,7 +58,7 @@ def transformer() -> nn.Module:
 
 
 def graphs(
-    net: nn.Module, monkeypatch: pytest.MonkeyPatch, made: list[int] | None = None
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch, made: list[int] | None = None, fraction: float = 0.1
 ) -> tuple[Tensor, list[str], list[Tensor]]:
     """Return a compiled step's output, the code of its graphs, and its gradients, narrowed as on a GPU.
 
@@ -76,14 +78,13 @@ def graphs(
         return x.to(dtype)
 
     monkeypatch.setattr(noise, "narrowed", narrow)
-    model = undrift.perturb(net, linear_sharing="kernel", init_fraction=0.1)
+    model = undrift.perturb(net, linear_sharing="kernel", init_fraction=fraction)
     model.reseed(3)
     torch._dynamo.reset()
     step = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler))
     with torch.autocast("cpu", torch.float16):
         out = step(torch.linspace(-1, 1, 24).view(4, 6))
     out.float().square().sum().backward()
-    assert model.key.narrowed is None
     return out.detach(), seen, [p.grad for p in model.parameters() if p.grad is not None]
 
 
@@ -113,16 +114,63 @@ class Thrice(nn.Module):
         return torch.cat([self.q(x), self.k(x), self.v(x)], dim=1)
 
 
-def test_layers_that_share_an_input_share_its_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_share_an_input_have_a_copy_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     out, (forward, _), grads = graphs(Thrice(), monkeypatch, made)
-    assert len(made) == 2  # of the images, and of what the layer norm gave
+    assert len(made) == 4  # of the images, and three of what the layer norm gave
     assert forward.count("aten.addmm.default(") == 4
     monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
     plain_out, _, plain_grads = graphs(Thrice(), monkeypatch)
     torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
     for got, want in zip(grads, plain_grads, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+class Changing(nn.Module):
+    """An input that changes in place between the two layers that read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        x += self.a(x)
+        return self.b(x)
+
+
+class Checkpointed(nn.Module):
+    """A part that runs again in the backward pass: no Python state may change in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = transformer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return out
+
+
+@pytest.mark.parametrize("make", [Changing, Checkpointed])
+def test_whatever_happens_around_a_layer_its_answers_stay(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _, grads = graphs(make(), monkeypatch)
+    monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
+    plain_out, _, plain_grads = graphs(make(), monkeypatch)
+    torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
+    for got, want in zip(grads, plain_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_a_forward_method_of_the_layers_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = transformer()
+    own = net[2].forward
+    net[2].forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
+    out, _, _ = graphs(net, monkeypatch, fraction=0.0)
+    without, _, _ = graphs(transformer(), monkeypatch, fraction=0.0)
+    torch.testing.assert_close(out, 2 * without, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("prepend", [True, False])

@@ -1,6 +1,6 @@
 """A network's noise is new in every step, layer, use and sample: not the other's, and not the other's moved along.
 
-Two draws are compared at all lags at once, by FFT: a key or a counter that is off by a little gives the same numbers at
+Two draws are compared at all lags at once, by FFT: a key or a row that is off by a little gives the same numbers at
 another place, which a comparison position by position does not see.
 """
 

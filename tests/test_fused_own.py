@@ -14,7 +14,7 @@ import undrift
 from fused_support import KEY, kernels_device, numpys, triton
 from undrift import noise
 from undrift.fused import layer
-from undrift.fused.own import own_gradient, own_of
+from undrift.fused.own import alone, own_gradient, own_of
 
 LAST = torch.channels_last
 OWN = {
@@ -227,3 +227,51 @@ def test_an_output_that_was_kept_has_its_gradient(monkeypatch: pytest.MonkeyPatc
     out = model(torch.rand(2, 3, 5, 5, device=device))
     (grad,) = torch.autograd.grad(out.square().sum(), kept[0])
     assert grad.abs().max() > 0
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", ["tokens", "vectors", "3×3"])
+def test_a_gradient_for_a_leaf_alone_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.autograd.grad for an input that nothing came before; a hook on it is called once."""
+    setting, found = Owned(name, kernels_device(monkeypatch)), []
+    for fold in (True, False):
+        x, log_var, seen = setting.start.clone().requires_grad_(), setting.log_var.clone().requires_grad_(), []
+        x.register_hook(lambda grad, seen=seen: seen.append(grad) or 2 * grad)
+        y = setting.module(x)
+        plan = layer._make(x, y, log_var, 2, setting.spec)
+        assert plan is not None
+        out = layer.noisy(x, y, log_var, setting.key, plan, fold)
+        (grad,) = torch.autograd.grad(out.square().sum(), x)
+        assert len(seen) == 1
+        found.append(grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("name", ["tokens", "vectors"])
+def test_hooks_on_an_input_are_called_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a gradient is asked for what comes before it, and not for all."""
+    setting, found = Owned(name, kernels_device(monkeypatch)), []
+    for fold in (True, False):
+        x, log_var, seen = setting.start.clone().requires_grad_(), setting.log_var.clone().requires_grad_(), []
+        inner = torch.tanh(x)
+        inner.register_hook(lambda grad, seen=seen: seen.append(grad) or 2 * grad)
+        y = setting.module(inner)
+        plan = layer._make(inner, y, log_var, 2, setting.spec)
+        assert plan is not None
+        (grad,) = torch.autograd.grad(layer.noisy(inner, y, log_var, setting.key, plan, fold).square().sum(), x)
+        assert len(seen) == 1
+        found.append(grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_a_forward_method_of_the_layers_own_is_not_the_layers() -> None:
+    module = nn.Linear(3, 4).requires_grad_(False)
+    model = undrift.perturb(nn.Sequential(module), linear_sharing="kernel")
+    (held,) = model.noises()
+    assert alone(module, held)
+    own = module.forward
+    module.forward = lambda x: own(2 * x)  # type: ignore[method-assign]
+    assert not alone(module, held)

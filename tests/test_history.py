@@ -41,6 +41,7 @@ def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path, monkey
 
 
 def test_the_bar_goes_to_stderr_and_shows_the_numbers(capfd: pytest.CaptureFixture[str]) -> None:
+    # Of eight images two classes are answered, and one class less is a collapse, which is warned of.
     adapt(small(), images(32), entropy, epochs=1, progress=True)
     out, err = capfd.readouterr()
     assert out == ""

@@ -1,6 +1,8 @@
 """All log-variances as one row: the gradients that autograd adds up layer by layer, bit for bit, by one addition."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -200,6 +202,60 @@ def test_a_row_is_asked_for_as_long_as_its_pass_can_be_differentiated(monkeypatc
         held.log_var.data.add_(0.5)  # counted by nobody
     assert not torch.equal(kl(model), before)
     assert torch.equal(kl(twin), before)
+
+
+@triton
+@numpys
+def test_after_a_backward_pass_the_divergence_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimiser's fused kernels move log-variances without a version."""
+    model = perturbed(on_kernels(monkeypatch))
+    value = loss(model) + kl(model)
+    value.backward()
+    for held in model.noises():
+        held.log_var.data.add_(0.5)
+    got = kl(model)
+    del value
+    assert torch.equal(got, kl(model))
+
+
+@triton
+@numpys
+def test_a_hook_on_what_a_pass_leaves_out_is_given_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = perturbed(on_kernels(monkeypatch))
+    model.net.turns = 0
+    log_var = model.noise["body"].log_var
+    log_var.register_hook(lambda grad: 2 * grad)
+    loss(model).backward()
+    assert not log_var.grad.any()
+    assert model.noise["stem"].log_var.grad.any()
+
+
+@triton
+@numpys
+def test_a_gradient_for_one_layer_goes_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two outputs share is freed with the first one's, unless its graph is kept: docs/gotchas.md says so."""
+    model = perturbed(on_kernels(monkeypatch))
+    first, log_var = loss(model), model.noise["end"].log_var
+    again = first * 2
+    torch.autograd.grad(first, log_var)
+    with pytest.raises(RuntimeError, match="second time"):
+        again.backward()
+    first = loss(model)
+    (kept,) = torch.autograd.grad(first, log_var, retain_graph=True)
+    (first * 2).backward()
+    torch.testing.assert_close(log_var.grad, 2 * kept)
+
+
+def test_a_perturbation_that_was_removed_is_freed_at_once() -> None:
+    model = undrift.perturb(nn.Sequential(nn.Linear(3, 4)))
+    held = weakref.ref(model.key)
+    gc.disable()
+    try:
+        model.remove()
+        del model
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @triton

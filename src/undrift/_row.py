@@ -23,10 +23,11 @@ _MOST = 4  # backward passes at once whose gradients are kept; one for some tens
 class Gradients:
     """What layers have written in a backward pass, until the row's node takes it."""
 
-    __slots__ = ("found", "like", "sizes")
+    __slots__ = ("found", "like", "log_vars", "sizes", "spent")
 
-    def __init__(self, like: Tensor, sizes: list[int]) -> None:
-        self.like, self.sizes = like, sizes
+    def __init__(self, like: Tensor, sizes: list[int], log_vars: Sequence[Tensor]) -> None:
+        self.like, self.sizes, self.log_vars = like, sizes, log_vars
+        self.spent = False  # a backward pass has come through: log-variances may have been moved since
         self.found: dict[int, tuple[Tensor, tuple[Tensor, ...], set[int]]] = {}
 
     def of(self, place: int) -> Tensor:
@@ -43,6 +44,7 @@ class Gradients:
 
     def taken(self, more: Tensor | None) -> Sequence[Tensor | None]:
         """Return each log-variance's gradient in this backward pass; `more` is the row's own, the KL's."""
+        self.spent = True
         held = self.found.pop(torch._C._current_graph_task_id(), None)
         if held is None:
             return [None] * len(self.sizes) if more is None else more.split(self.sizes)
@@ -58,6 +60,8 @@ class Gradients:
             for place in {*range(len(pieces))} - written:
                 start = sum(self.sizes[:place])
                 own[place] = None if more is None else more[start : start + self.sizes[place]]
+                if more is None and self.log_vars[place]._backward_hooks:
+                    own[place] = torch.zeros_like(pieces[place])  # a user's hook is not to be given None
             return own
         return pieces
 
@@ -89,9 +93,13 @@ class Row:
         self.values, self.handle = _apply(gradients, *log_vars)  # type: ignore[no-untyped-call]
 
     def holds(self, log_vars: Sequence[Tensor]) -> bool:
-        """Return whether these are its log-variances, with the values that they had."""
-        same = len(log_vars) == len(self.log_vars) and all(map(is_, log_vars, self.log_vars))
-        return same and [v._version for v in log_vars] == self.versions
+        """Return whether these are its log-variances, with the values that they had.
+
+        A version is not enough: an optimiser's fused kernels move none.
+        """
+        if self.gradients.spent or not all(map(is_, log_vars, self.log_vars)) or len(log_vars) != len(self.log_vars):
+            return False
+        return log_vars[0].device == self.values.device and [v._version for v in log_vars] == self.versions
 
 
 class Rows:
@@ -113,7 +121,7 @@ class Rows:
             fit = fits(log_vars)
             self._alike = likeness(*log_vars) if fit else None
             self._made = None if not fit else (spread(log_vars), [v.numel() for v in log_vars])
-        return None if self._made is None else Row(log_vars, Gradients(*self._made))
+        return None if self._made is None else Row(log_vars, Gradients(*self._made, log_vars))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"noises": self.noises, "_alike": None, "_made": None}

@@ -86,7 +86,7 @@ def count_traced(ident: int, number: int | None = None) -> int:
 
 
 # What of a pass no copy has.
-_UNDER_WAY = {"graph": None, "narrowed": None, "apart": None, "ready": None, "last": None}
+_UNDER_WAY = {"graph": None, "apart": None, "ready": None, "last": None}
 
 
 class Key(nn.Module):
@@ -114,7 +114,6 @@ class Key(nn.Module):
         self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
         self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
-        self.narrowed: tuple[Tensor, Tensor] | None = None  # there, a layer's input, and it in a lower precision
         self.rows: Rows | None = None  # where log-variances come from; a `Perturbed` has them
         self.last: weakref.ref[Pass] | None = None  # the last pass with a row of them, as long as its graph is there
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
@@ -150,7 +149,7 @@ class Key(nn.Module):
             self.traced = count_traced(operator.index(self.ident)) == 0
             # Without noise no keys: an exported mean network is PyTorch's operators alone.
             self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
-            self.stale, self.narrowed = True, None
+            self.stale = True
         else:
             self._begin()
 
@@ -158,7 +157,7 @@ class Key(nn.Module):
         """Close the step; after the first, name the layers that the forward pass never called."""
         self.traced = False
         if torch.compiler.is_compiling():
-            self.graph = self.narrowed = None  # a graph's tensors stay inside it
+            self.graph = None  # a graph's tensors stay inside it
         else:
             self.replay.recording = False
             vars(self)["ready"] = None

@@ -169,17 +169,12 @@ class Noise(nn.Module):
         are one tensor of that precision. The product that the layer has made is not looked at again: no kernel is made
         for it.
         """
-        seen = len(layer._forward_hooks) > 1 or _global_forward_hooks  # somebody else may have changed y
-        if type(layer) is not nn.Linear or seen or self.sharing != "kernel":
+        # Somebody else may have changed y, or made it otherwise.
+        other = len(layer._forward_hooks) > 1 or _global_forward_hooks or "forward" in layer.__dict__
+        if type(layer) is not nn.Linear or other or self.sharing != "kernel":
             return x, y
-        keys = self._key[0]
-        held = keys.narrowed
-        # One copy for a transformer's queries, keys and values, so that all their gradients meet in it.
-        low = held[1] if held is not None and held[0] is x and held[1].dtype == y.dtype else narrowed(x, y.dtype)
-        if low is None:
-            return x, y
-        keys.narrowed = (x, low)
-        return low, F.linear(low, layer.weight, layer.bias)
+        low = narrowed(x, y.dtype)
+        return (x, y) if low is None else (low, F.linear(low, layer.weight, layer.bias))
 
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)

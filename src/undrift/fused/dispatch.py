@@ -157,16 +157,14 @@ def add_noise(
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor | None:
     """Return x in a lower precision, for a product and its energy, where a compiled graph gains by that; else None."""
-    if not torch.compiler.is_compiling() or x.dtype is not torch.float32 or dtype not in _NARROW:
+    # Not float16: an energy's gradient may be larger than all of its numbers.
+    if not torch.compiler.is_compiling() or x.dtype != torch.float32 or dtype != torch.bfloat16:
         return None
     if choose(x) != "traced":
         return None
     from undrift.fused import traced
 
     return traced.narrowed(x, dtype)
-
-
-_NARROW = (torch.bfloat16, torch.float16)
 
 
 class _SquareSum(torch.autograd.Function):

@@ -30,8 +30,8 @@ class Known:
 
     Args:
         layer: the layer, and the number of its weight.
-        x, y: its input and output; plain tensors where `dispatch.quick` says so.
-        plan: of them.
+        x: its input; a plain tensor where `dispatch.quick` says so.
+        plan: of it and its output.
         now: the pass that they belong to.
         alike: whether three tensors are like x, y and the log-variances.
     """

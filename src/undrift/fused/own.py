@@ -24,12 +24,12 @@ _places: dict[type, int | None] = {}  # by class, which is found quicker than it
 def alone(layer: nn.Module, noise: object) -> bool:
     """Return whether a layer's output is what the layer made of its input, seen by nobody before its noise's hook.
 
-    A hook that comes first may have put something else in its place, or wait for its gradient; weights that are
-    trained, or made of others (a parametrization), want a gradient of theirs.
+    A hook that comes first may have put something else in its place, or wait for its gradient, and so may a forward
+    method of the layer's own; weights that are trained, or made of others (a parametrization), want a gradient too.
     """
     own = layer._parameters
     weight = own.get("weight")
-    if weight is None or weight.requires_grad or "bias" not in own or _global_forward_hooks:
+    if weight is None or weight.requires_grad or "bias" not in own or _global_forward_hooks or "forward" in vars(layer):
         return False
     bias, first = own["bias"], next(iter(layer._forward_hooks.values()), None)
     return (bias is None or not bias.requires_grad) and getattr(first, "__self__", None) is noise
@@ -72,10 +72,16 @@ def _asked(node: Any, grad: Tensor, x: Tensor) -> Tensor | None:
     view and a cast, which it has not met.
     """
     producer = torch.autograd.graph.get_gradient_edge(x).node
-    if not torch._C._will_engine_execute_node(producer):
+    try:
+        wanted = torch._C._will_engine_execute_node(producer)
+    except RuntimeError:  # a leaf that autograd.grad is for
+        wanted = True
+    if not wanted:
         return None
-    (found,) = torch.autograd.grad(GradientEdge(node, 0), x, grad, retain_graph=True)
-    return found
+    # Of what the product was made of, not of x: hooks on x are called by the pass itself, once.
+    edge = GradientEdge(*node.next_functions[_places[type(node)]])
+    (found,) = torch.autograd.grad(GradientEdge(node, 0), edge, grad, retain_graph=True)
+    return found.view_as(x)
 
 
 def _place(kind: type) -> int | None:
