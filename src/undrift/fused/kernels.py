@@ -198,6 +198,19 @@ def square_sum_gradient_kernel(
 
 
 @triton.jit
+def block_of(
+    y_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
+    """Return both tiles and the plane of a block of positions; where the first tile lies, and what of it there is."""
+    step = 1 if LAST else per_image
+    mask = (q < positions) & (c < half)[None, :]
+    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
+    first = tl.load(y_ptr + offset, mask=mask, other=0.0)
+    second = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0)
+    return first, second, tl.load(plane_ptr + q, mask=q < positions, other=0.0), offset, mask
+
+
+@triton.jit
 def add_noise_kernel(
     y_ptr, plane_ptr, log_var_ptr, key_ptr, out_ptr, first, positions, per_image, half,
     LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
@@ -211,21 +224,17 @@ def add_noise_kernel(
     # A block's numbers are asked for while ε of the block before is computed, and so below.
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     image, p = q // per_image, q % per_image
-    mask = (q < positions) & (c < half)[None, :]
-    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
-    next0 = tl.load(y_ptr + offset, mask=mask, other=0.0)
-    next1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0)
-    next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+    next0, next1, next_plane, offset, mask = block_of(
+        y_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
+    )
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         y0, y1, plane, here, there = next0.to(tl.float32), next1.to(tl.float32), next_plane, offset, mask
         if not LAST:
             image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
-        mask = (q < positions) & (c < half)[None, :]
-        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
-        next0 = tl.load(y_ptr + offset, mask=mask, other=0.0)
-        next1 = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0)
-        next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+        next0, next1, next_plane, offset, mask = block_of(
+            y_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
+        )
         q = (block * BP + tl.arange(0, BP))[:, None]
         e0, e1 = pair(row_words(first + q, low, high) ^ of_channel[None, :], plane)
         tl.store(out_ptr + here, y0 + sigma0[None, :] * e0, mask=there)
@@ -250,7 +259,6 @@ def noise_gradients_kernel(
     """
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    step = 1 if LAST else per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
     of_channel = column_words(c, low, high)
     total0 = tl.zeros((BP, WIDTH), tl.float32)
@@ -258,21 +266,17 @@ def noise_gradients_kernel(
     row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     image, p = q // per_image, q % per_image
-    mask = (q < positions) & (c < half)[None, :]
-    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
-    next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
-    next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
-    next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+    next0, next1, next_plane, _, _ = block_of(
+        grad_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
+    )
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         grad0, grad1, plane = next0.to(tl.float32), next1.to(tl.float32), next_plane
         if not LAST:
             image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
-        mask = (q < positions) & (c < half)[None, :]
-        offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
-        next0 = tl.load(grad_ptr + offset, mask=mask, other=0.0)
-        next1 = tl.load(grad_ptr + offset + half * step, mask=mask, other=0.0)
-        next_plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
+        next0, next1, next_plane, _, _ = block_of(
+            grad_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
+        )
         q = (block * BP + tl.arange(0, BP))[:, None]
         e0, e1 = pair(row_words(first + q, low, high) ^ of_channel[None, :], plane)
         pull0, pull1 = grad0 * e0, grad1 * e1
