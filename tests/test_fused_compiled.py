@@ -58,11 +58,15 @@ def transformer() -> nn.Module:
 
 
 def graphs(
-    net: nn.Module, monkeypatch: pytest.MonkeyPatch, made: list[int] | None = None, fraction: float = 0.1
+    net: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    made: list[int] | None = None,
+    then: Callable[[nn.Module], object] = bool,
+    fraction: float = 0.1,
 ) -> tuple[Tensor, list[str], list[Tensor]]:
     """Return a compiled step's output, the code of its graphs, and its gradients, narrowed as on a GPU.
 
-    `made` gets a number for each copy that is made in a lower precision.
+    `made` gets a number for each copy that is made in a lower precision; `then` happens to the perturbed network.
     """
     seen: list[str] = []
 
@@ -80,6 +84,7 @@ def graphs(
     monkeypatch.setattr(noise, "narrowed", narrow)
     model = undrift.perturb(net, linear_sharing="kernel", init_fraction=fraction)
     model.reseed(3)
+    then(net)
     torch._dynamo.reset()
     step = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=compiler))
     with torch.autocast("cpu", torch.float16):
@@ -88,16 +93,25 @@ def graphs(
     return out.detach(), seen, [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def test_the_first_product_is_dropped_and_the_rest_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, (forward, _), grads = graphs(transformer(), monkeypatch)
-    assert forward.count("aten.addmm.default(") == 2
-    monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
-    plain_out, (plain_forward, _), plain_grads = graphs(transformer(), monkeypatch)
-    assert plain_forward.count("aten.addmm.default(") == 2
-    assert plain_forward != forward
+def both_ways(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, made: list[int] | None = None
+) -> list[str]:
+    """Return the code of the forward graph, narrowed and not; their outputs and gradients are the same."""
+    found = [graphs(make(), monkeypatch, made)]
+    with monkeypatch.context() as without:
+        without.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
+        found.append(graphs(make(), monkeypatch))
+    (out, (code, _), grads), (plain_out, (plain_code, _), plain_grads) = found
     torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
     for got, want in zip(grads, plain_grads, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    return [code, plain_code]
+
+
+def test_the_first_product_is_dropped_and_the_rest_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, plain_code = both_ways(transformer, monkeypatch)
+    assert narrow.count("aten.addmm.default(") == plain_code.count("aten.addmm.default(") == 2
+    assert narrow != plain_code
 
 
 class Thrice(nn.Module):
@@ -116,14 +130,9 @@ class Thrice(nn.Module):
 
 def test_layers_that_share_an_input_have_a_copy_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    out, (forward, _), grads = graphs(Thrice(), monkeypatch, made)
+    narrow, _ = both_ways(Thrice, monkeypatch, made)
     assert len(made) == 4  # of the images, and three of what the layer norm gave
-    assert forward.count("aten.addmm.default(") == 4
-    monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
-    plain_out, _, plain_grads = graphs(Thrice(), monkeypatch)
-    torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
-    for got, want in zip(grads, plain_grads, strict=True):
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert narrow.count("aten.addmm.default(") == 4
 
 
 class Changing(nn.Module):
@@ -156,38 +165,38 @@ class Checkpointed(nn.Module):
 def test_whatever_happens_around_a_layer_its_answers_stay(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, _, grads = graphs(make(), monkeypatch)
-    monkeypatch.setattr(noise.Noise, "_narrow", lambda _self, _layer, x, y: (x, y))
-    plain_out, _, plain_grads = graphs(make(), monkeypatch)
-    torch.testing.assert_close(out, plain_out, rtol=1e-2, atol=1e-2)
-    for got, want in zip(grads, plain_grads, strict=True):
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    narrow, plain_code = both_ways(make, monkeypatch)
+    assert narrow != plain_code
 
 
-def test_a_forward_method_of_the_layers_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = transformer()
+def overridden(net: nn.Module) -> None:
+    """A forward method of the layer's own, put there when the network was perturbed already."""
     own = net[2].forward
-    net[2].forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
-    out, _, _ = graphs(net, monkeypatch, fraction=0.0)
+    net[2].forward = lambda x: 2 * own(x)
+
+
+def looked_on(net: nn.Module) -> None:
+    """A user's hook behind the noise's."""
+    net[2].register_forward_hook(lambda _layer, _args, y: 2 * y)
+
+
+def changed_first(net: nn.Module) -> None:
+    """A user's hook before the noise's: what noise is added to is no longer the layer's product."""
+    net[2].register_forward_hook(lambda _layer, _args, y: 2 * y, prepend=True)
+
+
+# Where a hook was put first, PyTorch 2.11 takes it for another (undrift._attached).
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+recent = pytest.mark.skipif(OLD, reason="its compiler loses its place among a layer's hooks")
+
+
+@pytest.mark.parametrize("then", [overridden, looked_on, pytest.param(changed_first, marks=recent)])
+def test_an_output_that_somebody_made_otherwise_stays_so(
+    then: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, _, _ = graphs(transformer(), monkeypatch, then=then, fraction=0.0)
     without, _, _ = graphs(transformer(), monkeypatch, fraction=0.0)
     torch.testing.assert_close(out, 2 * without, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("prepend", [True, False])
-def test_an_output_that_somebody_changed_stays_so(prepend: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's hook on a linear layer: its product is not made again."""
-
-    def double(_layer: nn.Module, _args: object, y: Tensor) -> Tensor:
-        return 2 * y
-
-    plain_out, _, _ = graphs(transformer(), monkeypatch)
-    net = transformer()
-    model = undrift.perturb(net, linear_sharing="kernel", init_fraction=0.0)  # hooked behind ours, or before
-    net[2].register_forward_hook(double, prepend=prepend)
-    model.remove()
-    out, _, _ = graphs(net, monkeypatch)
-    # Ours comes first: noise and all are doubled.
-    torch.testing.assert_close(out, 2 * plain_out, rtol=1e-2, atol=1e-2)
 
 
 @triton

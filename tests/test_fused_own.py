@@ -48,10 +48,14 @@ class Owned:
         y = self.module(inner)
         if hook:
             y.register_hook(self.seen.append)
-        plan = layer._make(inner, y, log_var, 2, self.spec)
+        return x, log_var, self.noisy(inner, y, log_var, fold)
+
+    def noisy(self, x: Tensor, y: Tensor, log_var: Tensor, fold: bool) -> Tensor:
+        """Return the layer's output y with its noise."""
+        plan = layer._make(x, y, log_var, 2, self.spec)
         assert plan is not None
         assert plan.pulls is not None
-        return x, log_var, layer.noisy(inner, y, log_var, self.key, plan, fold)
+        return layer.noisy(x, y, log_var, self.key, plan, fold)
 
 
 @triton
@@ -232,36 +236,16 @@ def test_an_output_that_was_kept_has_its_gradient(monkeypatch: pytest.MonkeyPatc
 @triton
 @numpys
 @pytest.mark.parametrize("name", ["tokens", "vectors", "3×3"])
-def test_a_gradient_for_a_leaf_alone_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.autograd.grad for an input that nothing came before; a hook on it is called once."""
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_gradient_for_some_tensors_calls_hooks_once(name: str, leaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.autograd.grad for a layer's input that nothing came before, or for what came before it."""
     setting, found = Owned(name, kernels_device(monkeypatch)), []
     for fold in (True, False):
         x, log_var, seen = setting.start.clone().requires_grad_(), setting.log_var.clone().requires_grad_(), []
-        x.register_hook(lambda grad, seen=seen: seen.append(grad) or 2 * grad)
-        y = setting.module(x)
-        plan = layer._make(x, y, log_var, 2, setting.spec)
-        assert plan is not None
-        out = layer.noisy(x, y, log_var, setting.key, plan, fold)
+        given = x if leaf else torch.tanh(x)
+        given.register_hook(lambda grad, seen=seen: seen.append(grad) or 2 * grad)
+        out = setting.noisy(given, setting.module(given), log_var, fold)
         (grad,) = torch.autograd.grad(out.square().sum(), x)
-        assert len(seen) == 1
-        found.append(grad)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
-
-
-@triton
-@numpys
-@pytest.mark.parametrize("name", ["tokens", "vectors"])
-def test_hooks_on_an_input_are_called_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a gradient is asked for what comes before it, and not for all."""
-    setting, found = Owned(name, kernels_device(monkeypatch)), []
-    for fold in (True, False):
-        x, log_var, seen = setting.start.clone().requires_grad_(), setting.log_var.clone().requires_grad_(), []
-        inner = torch.tanh(x)
-        inner.register_hook(lambda grad, seen=seen: seen.append(grad) or 2 * grad)
-        y = setting.module(inner)
-        plan = layer._make(inner, y, log_var, 2, setting.spec)
-        assert plan is not None
-        (grad,) = torch.autograd.grad(layer.noisy(inner, y, log_var, setting.key, plan, fold).square().sum(), x)
         assert len(seen) == 1
         found.append(grad)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

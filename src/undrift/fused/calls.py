@@ -96,20 +96,18 @@ _Direct = tuple[Callable[..., None], tuple[int, ...], tuple[Any, ...], tuple[Any
 
 def in_turn(first: Call, given: tuple[Tensor, ...], second: Call, then: tuple[Tensor, ...]) -> None:
     """Launch one kernel and then another of the same device; which that is, and its stream, are asked for once."""
-    if first._direct is None or second._direct is None:
-        first(*given)
-        second(*then)
-        return
-    early, late = (*map(_address, given),), (*map(_address, then),)
-    if reduce(or_, early, reduce(or_, late)) & 15 or torch._C._cuda_getDevice() != first.device:
-        first(*given)
-        second(*then)
-        return
-    stream = torch._C._cuda_getCurrentRawStream(first.device)
-    run, grid, head, tail = first._direct
-    run(*grid, stream, *head, *early, *tail)
-    run, grid, head, tail = second._direct
-    run(*grid, stream, *head, *late, *tail)
+    one, other = first._direct, second._direct
+    if one is not None and other is not None:
+        early, late = (*map(_address, given),), (*map(_address, then),)
+        if not reduce(or_, early, reduce(or_, late)) & 15 and torch._C._cuda_getDevice() == first.device:
+            stream = torch._C._cuda_getCurrentRawStream(first.device)
+            run, grid, head, tail = one
+            run(*grid, stream, *head, *early, *tail)
+            run, grid, head, tail = other
+            run(*grid, stream, *head, *late, *tail)
+            return
+    first(*given)
+    second(*then)
 
 
 def _launcher(run: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
