@@ -86,7 +86,7 @@ def count_traced(ident: int, number: int | None = None) -> int:
 
 
 # What of a pass no copy has.
-_UNDER_WAY = {"graph": None, "apart": None, "ready": None, "last": None}
+_UNDER_WAY = {"graph": None, "shared": None, "apart": None, "ready": None, "last": None}
 
 
 class Key(nn.Module):
@@ -114,6 +114,7 @@ class Key(nn.Module):
         self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
         self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
+        self.shared: tuple[Tensor, tuple[Tensor, ...]] | None = None  # in a graph with the KL: `fused.share`
         self.rows: Rows | None = None  # where log-variances come from; a `Perturbed` has them
         self.last: weakref.ref[Pass] | None = None  # the last pass with a row of them, as long as its graph is there
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number

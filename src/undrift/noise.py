@@ -83,12 +83,15 @@ class Noise(nn.Module):
             plane, output_shape, groups, last
         )
 
-    def plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output."""
+    def plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size, whole: bool = True) -> Tensor:
+        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output.
+
+        Where it need not be `whole`, it may come in parts for `add_noise`.
+        """
         last, groups = layers.channels(layer)
         if self.energy == "centred":
             x = centred(layer, x)
-        energy = square_sum(x, groups, last)
+        energy = square_sum(x, groups, last, whole or self.energy == "offset")
         if self.energy == "offset":
             energy = energy + self.offset * (x.shape[-1] if last else x.shape[1] // groups)
         return layers.box(layer, energy, output_shape)
@@ -179,7 +182,12 @@ class Noise(nn.Module):
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)
         if self.sharing == "kernel":
-            return add_noise(y, self.plane(layer, x, y.shape), self.log_var, key, first_row, groups, last)
+            shared = self.key.shared
+            handle = None if shared is None else shared[1][self.number]
+            plane = self.plane(layer, x, y.shape, whole=False)
+            # What widens vectors mostly comes after a layer norm: q, k, v and hidden units of a transformer.
+            widens = last and y.shape[-1] > x.shape[-1]
+            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, widens)
         std = self.std(layer, x, y.shape)
         noise = std * normal(key, y.shape, first_row).to(std.dtype)
         # Noise in float32, cast last: autocast must not turn its outputs into float32.

@@ -9,10 +9,11 @@
 makes one node of autograd of a whole layer, by the fewer and larger `kernels_layer` that `folded` calls where they pay,
 with the layer's `own` gradient in it, and what was `known` of the layer a pass ago is not looked up again;
 `cpu` works in pieces that stay in a core's cache; `operators` and `traced`
-register the functions with torch.library, with the `gradients` that both have.
+register the functions with torch.library, with the `gradients` that both have, and in a graph that holds the KL too,
+all log-variances are `shared`.
 """
 
-from undrift.fused.dispatch import add_noise, force, narrowed, quick, square_sum
+from undrift.fused.dispatch import add_noise, force, narrowed, quick, share, square_sum
 from undrift.fused.epsilon import normal
 
-__all__ = ["add_noise", "force", "narrowed", "normal", "quick", "square_sum"]
+__all__ = ["add_noise", "force", "narrowed", "normal", "quick", "share", "square_sum"]

@@ -121,15 +121,19 @@ def has_triton() -> bool:
     return INSTALLED
 
 
-def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
-    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
+def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor:
+    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1).
+
+    Where it need not be `whole`, a linear layer's may come in parts (…, parts), for `add_noise` to add up.
+    """
     path = choose(x)
     if path == "plain":
         return plain.square_sum(x, groups, last)
     if path == "traced":
         from undrift.fused import traced
 
-        return traced.square_sum(x, groups, last)
+        parts = last and not whole and traced.in_parts(x)
+        return traced.square_parts(x) if parts else traced.square_sum(x, groups, last)
     if path == "operator":
         from undrift.fused import operators
 
@@ -138,10 +142,24 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
 
 
 def add_noise(
-    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+    y: Tensor,
+    plane: Tensor,
+    log_var: Tensor,
+    key: Tensor,
+    first_row: int,
+    groups: int,
+    last: bool,
+    handle: Tensor | None = None,
+    by_rows: bool = False,
 ) -> Tensor:
-    """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
+    """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype.
+
+    Of a graph's `shared` log-variances, the gradient goes to this one's `handle`. `by_rows`: what makes x reads the
+    plane's gradient once for all channels.
+    """
     path = choose(y, plane, log_var)
+    if path != "traced" and last and plane.shape[-1] != 1:
+        plane = plane.sum(-1, keepdim=True)
     if path == "plain":
         return plain.add_noise(y, plane, log_var, key, first_row, groups, last)
     if path == "operator":
@@ -151,8 +169,24 @@ def add_noise(
     if path == "traced":
         from undrift.fused import traced
 
-        return traced.add_noise(y, plane, log_var, key, first_row, groups, last)
+        return traced.add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
     return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
+
+
+def share(log_vars: list[Tensor], groups: list[int], last: list[bool]) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """Return log-variances as one row, for the KL, and a handle for the noise of each; None where nothing is gained.
+
+    Args:
+        log_vars: vectors of one dtype and device.
+        groups: of each layer's channels.
+        last: whether channels are neighbours in each layer's output.
+    """
+    if choose(log_vars[0]) != "traced":
+        return None
+    from undrift.fused import shared
+
+    row, *handles = shared.spread(log_vars, groups, last)
+    return row, tuple(handles)
 
 
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor | None:

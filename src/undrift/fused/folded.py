@@ -126,7 +126,9 @@ class Pulls:
 
         gpus, half = tiles.processors(device), shape.channels // 2
         cut = tiles.pair_tile(shape, half, gpus, launch.SUMMING)
-        constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "SLOPED": True}
+        constants = {
+            "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "RUNS": 1, "SLOPED": True
+        }  # fmt: skip
         numbers = (first, shape.positions, shape.per_image, half)
         kernel, warps = kernels.noise_gradients_kernel, launch.SUMMING.warps
         self.sums = Call(kernel, cut.programs, numbers, constants, device, (4,), warps)

@@ -89,13 +89,16 @@ def sigmas(log_var_ptr, c, half):
 @triton.jit
 def two_tiles(y_ptr, offset, apart, mask):
     """Return a tile of the first half of the channels, and the same tile of the second, so far apart in memory."""
-    first = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-    return first, tl.load(y_ptr + offset + apart, mask=mask, other=0.0).to(tl.float32)
+    first = tl.load(y_ptr + offset, mask=mask, other=0.0)
+    return first, tl.load(y_ptr + offset + apart, mask=mask, other=0.0)
 
 
 @triton.jit
-def pair(word, plane):
-    """Return √plane·ε twice (`pair` of undrift.fused.epsilon) for a row's word and a column's, by exclusive or."""
+def polar(word, plane):
+    """Return √plane·r, and the sine and cosine that make it √plane·ε twice, for a row's word and a column's.
+
+    `pair` of undrift.fused.epsilon; the words are joined by exclusive or.
+    """
     z = word * _H0
     z = (z ^ (z >> _J0)) * _H1
     radius = _radius(_lower(z) - 0.999999940395355224609375, plane)
@@ -108,6 +111,13 @@ def pair(word, plane):
         square = angle * angle
         sine = ((((_P4 * square + _P3) * square + _P2) * square + _P1) * square + _P0) * angle
         cosine = ((((_Q5 * square + _Q4) * square + _Q3) * square + _Q2) * square + _Q1) * square + _Q0
+    return radius, sine, cosine
+
+
+@triton.jit
+def pair(word, plane):
+    """Return √plane·ε twice."""
+    radius, sine, cosine = polar(word, plane)
     return radius * sine, radius * cosine
 
 
@@ -198,47 +208,74 @@ def square_sum_gradient_kernel(
 
 
 @triton.jit
-def block_of(
-    y_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST: tl.constexpr, WIDE: tl.constexpr
-):  # fmt: skip
-    """Return both tiles and the plane of a block of positions; where the first tile lies, and what of it there is."""
-    step = 1 if LAST else per_image
-    mask = (q < positions) & (c < half)[None, :]
-    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * step)[None, :]
-    first = tl.load(y_ptr + offset, mask=mask, other=0.0)
-    second = tl.load(y_ptr + offset + half * step, mask=mask, other=0.0)
-    return first, second, tl.load(plane_ptr + q, mask=q < positions, other=0.0), offset, mask
+def place_of(q, image, p, c, positions, per_image, half, LAST: tl.constexpr, WIDE: tl.constexpr):
+    """Return where the tile of some positions and channels of the first half lies, and what of it there is.
+
+    No pointer goes in: PyTorch's compiler takes every pointer that a function is given for written where its result is.
+    """
+    offset = start_at(q, image, p, per_image, 2 * half, LAST, WIDE) + (c * (1 if LAST else per_image))[None, :]
+    return offset, (q < positions) & (c < half)[None, :]
+
+
+@triton.jit
+def plane_at(plane_ptr, q, positions, RUNS: tl.constexpr):
+    """Return the plane of positions, of which it has RUNS parts side by side."""
+    plane = tl.load(plane_ptr + q * RUNS, mask=q < positions, other=0.0)
+    for run in tl.static_range(1, RUNS):
+        plane += tl.load(plane_ptr + q * RUNS + run, mask=q < positions, other=0.0)
+    return plane
 
 
 @triton.jit
 def add_noise_kernel(
     y_ptr, plane_ptr, log_var_ptr, key_ptr, out_ptr, first, positions, per_image, half,
-    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
     """Write y + σ·√plane·ε; out has y's strides."""
+    _add_noise(
+        y_ptr, plane_ptr, log_var_ptr, key_ptr, out_ptr, first, positions, per_image, half, LAST, WIDE, BP, WIDTH, RUNS
+    )
+
+
+@triton.jit
+def add_noise_in_place_kernel(
+    y_ptr, plane_ptr, log_var_ptr, key_ptr, first, positions, per_image, half,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    """Add σ·√plane·ε to y."""
+    _add_noise(
+        y_ptr, plane_ptr, log_var_ptr, key_ptr, y_ptr, first, positions, per_image, half, LAST, WIDE, BP, WIDTH, RUNS
+    )
+
+
+@triton.jit
+def _add_noise(
+    y_ptr, plane_ptr, log_var_ptr, key_ptr, out_ptr, first, positions, per_image, half,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    step = 1 if LAST else per_image
+    apart = half if LAST else half * per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
     of_channel = column_words(c, low, high)
     # A block's numbers are asked for while ε of the block before is computed, and so below.
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     image, p = q // per_image, q % per_image
-    next0, next1, next_plane, offset, mask = block_of(
-        y_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
-    )
+    offset, mask = place_of(q, image, p, c, positions, per_image, half, LAST, WIDE)
+    next0, next1 = two_tiles(y_ptr, offset, apart, mask)
+    next_plane = plane_at(plane_ptr, q, positions, RUNS)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         y0, y1, plane, here, there = next0.to(tl.float32), next1.to(tl.float32), next_plane, offset, mask
         if not LAST:
             image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
-        next0, next1, next_plane, offset, mask = block_of(
-            y_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
-        )
+        offset, mask = place_of(q, image, p, c, positions, per_image, half, LAST, WIDE)
+        next0, next1 = two_tiles(y_ptr, offset, apart, mask)
+        next_plane = plane_at(plane_ptr, q, positions, RUNS)
         q = (block * BP + tl.arange(0, BP))[:, None]
         e0, e1 = pair(row_words(first + q, low, high) ^ of_channel[None, :], plane)
         tl.store(out_ptr + here, y0 + sigma0[None, :] * e0, mask=there)
-        tl.store(out_ptr + here + half * step, y1 + sigma1[None, :] * e1, mask=there)
+        tl.store(out_ptr + here + apart, y1 + sigma1[None, :] * e1, mask=there)
 
 
 @triton.jit
@@ -250,43 +287,60 @@ def slope(plane):
 @triton.jit
 def noise_gradients_kernel(
     grad_ptr, plane_ptr, log_var_ptr, key_ptr, scratch_ptr, first, positions, per_image, half,
-    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, SLOPED: tl.constexpr,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr,
+    SLOPED: tl.constexpr,
+):  # fmt: skip
+    """Write `sum_noise`'s pulls, and behind them its parts."""
+    parts_ptr = scratch_ptr + tl.cast(tl.num_programs(1), tl.int64) * positions
+    sum_noise(
+        grad_ptr, plane_ptr, log_var_ptr, key_ptr, scratch_ptr, parts_ptr, first, positions, per_image, half,
+        LAST, WIDE, BP, WIDTH, RUNS, SLOPED, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def sum_noise(
+    grad_ptr, plane_ptr, log_var_ptr, key_ptr, pulls_ptr, parts_ptr, first, positions, per_image, half,
+    LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr, RUNS: tl.constexpr,
+    SLOPED: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Write Σ grad·σ·√plane·ε over this program's channels, for each of its positions, and half of that over those.
 
-    scratch has a row of positions for each of `num_programs(1)` blocks of channels (SLOPED: of the plane's gradient),
-    and behind them a row of channels for each of `num_programs(0)` parts of the positions.
+    pulls has a row of positions, every APART numbers, for each of `num_programs(1)` blocks of channels (SLOPED: of the
+    plane's gradient), parts a row of channels for each of `num_programs(0)` parts of the positions.
     """
     low, high = words(key_ptr)
     c = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    apart = half if LAST else half * per_image
     sigma0, sigma1 = sigmas(log_var_ptr, c, half)
     of_channel = column_words(c, low, high)
     total0 = tl.zeros((BP, WIDTH), tl.float32)
     total1 = tl.zeros((BP, WIDTH), tl.float32)
-    row = scratch_ptr + tl.cast(tl.program_id(1), tl.int64) * positions
+    row = pulls_ptr + tl.cast(tl.program_id(1), tl.int64) * (positions * APART)
     q = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
     image, p = q // per_image, q % per_image
-    next0, next1, next_plane, _, _ = block_of(
-        grad_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
-    )
+    offset, mask = place_of(q, image, p, c, positions, per_image, half, LAST, WIDE)
+    next0, next1 = two_tiles(grad_ptr, offset, apart, mask)
+    next_plane = plane_at(plane_ptr, q, positions, RUNS)
     for block in range(tl.program_id(0), tl.cdiv(positions, BP), tl.num_programs(0)):
         grad0, grad1, plane = next0.to(tl.float32), next1.to(tl.float32), next_plane
         if not LAST:
             image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         q = ((block + tl.num_programs(0)) * BP + tl.arange(0, BP))[:, None]
-        next0, next1, next_plane, _, _ = block_of(
-            grad_ptr, plane_ptr, q, image, p, c, positions, per_image, half, LAST, WIDE
-        )
+        offset, mask = place_of(q, image, p, c, positions, per_image, half, LAST, WIDE)
+        next0, next1 = two_tiles(grad_ptr, offset, apart, mask)
+        next_plane = plane_at(plane_ptr, q, positions, RUNS)
         q = (block * BP + tl.arange(0, BP))[:, None]
-        e0, e1 = pair(row_words(first + q, low, high) ^ of_channel[None, :], plane)
-        pull0, pull1 = grad0 * e0, grad1 * e1
-        total0 += pull0
-        total1 += pull1
-        by_position = tl.sum(pull0 * sigma0[None, :] + pull1 * sigma1[None, :], axis=1, keep_dims=True)
+        radius, sine, cosine = polar(row_words(first + q, low, high) ^ of_channel[None, :], plane)
+        # The radius last, in three multiply-adds: √plane·ε itself would be two products first.
+        pull0, pull1 = grad0 * sine, grad1 * cosine
+        total0 += radius * pull0
+        total1 += radius * pull1
+        by_position = tl.sum(radius * (pull0 * sigma0[None, :] + pull1 * sigma1[None, :]), axis=1, keep_dims=True)
         if SLOPED:
             by_position *= slope(plane)
-        tl.store(row + q, by_position, mask=q < positions)
-    row = scratch_ptr + tl.cast(tl.num_programs(1), tl.int64) * positions + tl.program_id(0) * (2 * half)
+        tl.store(row + q.to(tl.int64) * APART, by_position, mask=q < positions)
+    row = parts_ptr + tl.program_id(0) * (2 * half)
     tl.store(row + c, 0.5 * sigma0 * tl.sum(total0, axis=0), mask=c < half)
     tl.store(row + half + c, 0.5 * sigma1 * tl.sum(total1, axis=0), mask=c < half)
 
@@ -298,37 +352,50 @@ def add_parts(
     """Write the number-th part of log_var's gradient: the sum of the rows behind the blocks'."""
     c = number * COLUMNS + tl.arange(0, COLUMNS)
     first = scratch_ptr + tl.cast(blocks, tl.int64) * outputs
+    tl.store(grad_log_var_ptr + c, sum_rows(first, c, channels, parts, ROWS, COLUMNS), mask=c < channels)
+
+
+@triton.jit
+def sum_rows(first, c, channels, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the sum of some columns of so many rows of channels."""
     sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, parts, ROWS):
         r = start + tl.arange(0, ROWS)
         mask = (r < parts)[:, None] & (c < channels)[None, :]
         sums += tl.load(first + (r * channels)[:, None] + c[None, :], mask=mask, other=0.0)
-    tl.store(grad_log_var_ptr + c, tl.sum(sums, axis=0), mask=c < channels)
+    return tl.sum(sums, axis=0)
 
 
 @triton.jit
 def finish_kernel(
     scratch_ptr, plane_ptr, grad_plane_ptr, grad_log_var_ptr, positions, channels, blocks, parts,
     PLANE: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, APART: tl.constexpr,
+    RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the rows of `noise_gradients_kernel`: the gradients of plane (first programs) and log_var (the others).
-
-    The plane's are written every APART numbers.
-    """
+    """Add up the rows of `noise_gradients_kernel`: the gradients of plane (first programs) and log_var (the others)."""
     planes = tl.cdiv(positions, PLANE)
     if tl.program_id(0) < planes:
-        q = tl.program_id(0) * PLANE + tl.arange(0, PLANE)
-        plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)
-        total = tl.zeros((BLOCKS, PLANE), tl.float32)
-        for start in range(0, blocks, BLOCKS):  # side by side: one after the other, each would wait for memory
-            b = (start + tl.arange(0, BLOCKS))[:, None]
-            known = (b < blocks) & (q < positions)[None, :]
-            total += tl.load(scratch_ptr + b.to(tl.int64) * positions + q[None, :], mask=known, other=0.0)
-        sums = tl.sum(total, axis=0) * slope(plane)
-        tl.store(grad_plane_ptr + q.to(tl.int64) * APART, sums, mask=q < positions)
+        add_pulls(scratch_ptr, plane_ptr, grad_plane_ptr, positions, blocks, PLANE, BLOCKS, RUNS, APART)
     else:
         number = tl.program_id(0) - planes
         add_parts(scratch_ptr, grad_log_var_ptr, number, positions, channels, blocks, parts, ROWS, WIDTH)
+
+
+@triton.jit
+def add_pulls(
+    pulls_ptr, plane_ptr, grad_plane_ptr, positions, blocks,
+    PLANE: tl.constexpr, BLOCKS: tl.constexpr, RUNS: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """Write this program's part of the plane's gradient, every APART numbers: the sum of all blocks' rows."""
+    q = tl.program_id(0) * PLANE + tl.arange(0, PLANE)
+    plane = plane_at(plane_ptr, q, positions, RUNS)
+    total = tl.zeros((BLOCKS, PLANE), tl.float32)
+    for start in range(0, blocks, BLOCKS):  # side by side: one after the other, each would wait for memory
+        b = (start + tl.arange(0, BLOCKS))[:, None]
+        known = (b < blocks) & (q < positions)[None, :]
+        total += tl.load(pulls_ptr + b.to(tl.int64) * positions + q[None, :], mask=known, other=0.0)
+    sums = tl.sum(total, axis=0) * slope(plane)
+    tl.store(grad_plane_ptr + q.to(tl.int64) * APART, sums, mask=q < positions)
 
 
 @triton.jit

@@ -79,8 +79,8 @@ def add_noise_windowed_kernel(
         plane = _under_windows(energy_ptr, image, p, there, across, rows, columns, KH, KW, SH, SW, PH, PW)
         image, p = forward(image, p, tl.num_programs(0) * BP, per_image)
         e0, e1 = pair(row_words(first + q, low, high)[:, None] ^ of_channel[None, :], plane[:, None])
-        tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
-        tl.store(out_ptr + offset + half * step, y1 + sigma1[None, :] * e1, mask=mask)
+        tl.store(out_ptr + offset, y0.to(tl.float32) + sigma0[None, :] * e0, mask=mask)
+        tl.store(out_ptr + offset + half * step, y1.to(tl.float32) + sigma1[None, :] * e1, mask=mask)
 
 
 @triton.jit
@@ -117,8 +117,8 @@ def add_noise_vectors_kernel(
             y0, y1 = two_tiles(y_ptr, offset, half, mask)
             plane = tl.load(plane_ptr + q, mask=q < positions, other=0.0)[:, None]
             e0, e1 = pair(row_words(first + q, low, high)[:, None] ^ of_channel[None, :], plane)
-            tl.store(out_ptr + offset, y0 + sigma0[None, :] * e0, mask=mask)
-            tl.store(out_ptr + offset + half, y1 + sigma1[None, :] * e1, mask=mask)
+            tl.store(out_ptr + offset, y0.to(tl.float32) + sigma0[None, :] * e0, mask=mask)
+            tl.store(out_ptr + offset + half, y1.to(tl.float32) + sigma1[None, :] * e1, mask=mask)
 
 
 @triton.jit

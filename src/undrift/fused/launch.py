@@ -12,7 +12,7 @@ from undrift.fused.epsilon import signed
 from undrift.fused.tiles import Cut, Shape, cdiv
 
 KEYS = {"BLOCK": 128}
-FINISH = {"PLANE": 256, "BLOCKS": 8, "ROWS": 2048, "WIDTH": 4, "APART": 1}
+FINISH = {"PLANE": 256, "BLOCKS": 8, "ROWS": 2048, "WIDTH": 4, "APART": 1, "RUNS": 1}
 FINISHING = 8  # warps
 # As many as an H200 was quickest with (benchmarks/NOTES.md, versions 13 and 14). Sums over channels make the warps of a
 # program wait for each other at every step, so there programs are one warp.
@@ -57,11 +57,19 @@ class Sums:
 
 
 class Noises:
-    """`add_noise` and its gradients for tensors of one shape, dtype and memory order."""
+    """`add_noise` and its gradients for tensors of one shape, dtype and memory order.
+
+    Args:
+        shape: of the output.
+        groups: of channels.
+        first: the number of the first row of ε.
+        device: index of the GPU.
+        runs: parts that a position's plane comes in, side by side.
+    """
 
     __slots__ = ("add", "finish", "partial", "shape", "sums")
 
-    def __init__(self, shape: Shape, groups: int, first: int, device: int) -> None:
+    def __init__(self, shape: Shape, groups: int, first: int, device: int, runs: int = 1) -> None:
         from undrift.fused import kernels, kernels_grouped
 
         self.shape = shape
@@ -71,7 +79,9 @@ class Noises:
             half, gpus = shape.channels // 2, tiles.processors(device)
             numbers = (first, shape.positions, shape.per_image, half)
             cut = tiles.pair_tile(shape, half, gpus, ADDING)
-            constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
+            constants = {
+                "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "RUNS": runs
+            }  # fmt: skip
             self.add = Call(kernels.add_noise_kernel, cut.programs, numbers, constants, device, (4,), ADDING.warps)
             cut = tiles.pair_tile(shape, half, gpus, SUMMING)
             constants = constants | {"BP": cut.positions, "WIDTH": cut.width, "SLOPED": False}
@@ -82,7 +92,7 @@ class Noises:
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)
             programs = cdiv(shape.positions, FINISH["PLANE"]) + cdiv(shape.channels, FINISH["WIDTH"])
             counts = (shape.positions, shape.channels, blocks, parts)
-            held = FINISH | {"BLOCKS": min(FINISH["BLOCKS"], tiles.power(blocks))}
+            held = FINISH | {"BLOCKS": min(FINISH["BLOCKS"], tiles.power(blocks)), "RUNS": runs}
             self.finish = Call(kernels.finish_kernel, (programs, 1), counts, held, device, (2, 3), FINISHING)
             return
         block, together, width = tiles.group_tile(shape, groups)

@@ -18,7 +18,14 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from undrift.fused import gradients, plain, tiles
-from undrift.fused.kernels import add_noise_kernel, apart_kernel, finish_kernel, noise_gradients_kernel
+from undrift.fused.calls import Call
+from undrift.fused.kernels import (
+    add_noise_in_place_kernel,
+    add_noise_kernel,
+    apart_kernel,
+    finish_kernel,
+    noise_gradients_kernel,
+)
 from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
 from undrift.fused.launch import Noises, first_of
 
@@ -26,26 +33,58 @@ APART = 4  # 16 bytes
 _BLOCK = 1024
 
 
-def _plan(y: Tensor, first_row: int, groups: int, last: bool) -> Noises:
-    return Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), y.device.index or 0)
+def _plan(y: Tensor, plane: Tensor, first_row: int, groups: int, last: bool) -> Noises:
+    runs = plane.shape[-1] if last else 1
+    return Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), y.device.index or 0, runs)
 
 
 @triton_op("undrift::add_noise_traced", mutates_args=())
 def add_noise(
-    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+    y: Tensor,
+    plane: Tensor,
+    log_var: Tensor,
+    key: Tensor,
+    first_row: int,
+    groups: int,
+    last: bool,
+    handle: Tensor | None = None,  # noqa: ARG001
+    by_rows: bool = False,  # noqa: ARG001
 ) -> Tensor:
-    """Return y + σ·√plane·ε in y's dtype and memory format."""
+    """Return y + σ·√plane·ε in y's dtype and memory format.
+
+    A linear layer's plane may come in parts (…, parts). log_var's gradient goes to its `handle`, where it has one; the
+    plane's is then for somebody who may read it `by_rows`.
+    """
     y = tiles.dense(y, last)
-    out = torch.empty_like(y)
-    if out.numel() == 0:
-        return out
-    plan = _plan(y, first_row, groups, last)
-    call, tensors = plan.add, (y, plane.contiguous(), log_var, key, out)
-    if plan.finish is not None:
-        wrap_triton(add_noise_kernel)[call.grid](*tensors, *call.numbers, **call.constants, num_warps=call.warps)
+    if y.numel() == 0:
+        return torch.empty_like(y)
+    plan = _plan(y, plane, first_row, groups, last)
+    call, tensors = plan.add, (plane.contiguous(), log_var, key)
+    if plan.finish is None:
+        out = torch.empty_like(y)
+        wrap_triton(grouped_add_noise_kernel)[call.grid](y, *tensors, out, *call.numbers, **call.constants)
+    elif _whole_lines(y, call):
+        out = y.clone()  # which the compiler leaves out where nobody else reads y: as much memory less in the cache
+        wrap_triton(add_noise_in_place_kernel)[call.grid](
+            out, *tensors, *call.numbers, **call.constants, num_warps=call.warps
+        )
     else:
-        wrap_triton(grouped_add_noise_kernel)[call.grid](*tensors, *call.numbers, **call.constants)
+        out = torch.empty_like(y)
+        wrap_triton(add_noise_kernel)[call.grid](
+            y, *tensors, out, *call.numbers, **call.constants, num_warps=call.warps
+        )
     return out
+
+
+def _whole_lines(y: Tensor, call: Call) -> bool:
+    """Return whether no two programs share a cache line of y.
+
+    In place, one would wait for what the other writes: 64 µs instead of 43 (80 pairs of channels, 32 at a time, H200).
+    """
+    return bool(call.constants["LAST"]) and call.constants["WIDTH"] * y.element_size() % _LINE == 0
+
+
+_LINE = 128  # bytes
 
 
 @triton_op("undrift::noise_gradients_traced", mutates_args=())
@@ -56,7 +95,7 @@ def noise_gradients(
     if grad.numel() == 0:
         return torch.zeros_like(plane), torch.zeros_like(log_var)
     grad, plane = tiles.dense(grad, last), plane.contiguous()
-    plan = _plan(grad, first_row, groups, last)
+    plan = _plan(grad, plane, first_row, groups, last)
     call = plan.sums
     scratch = torch.empty(plan.partial, dtype=torch.float32, device=plane.device)
     tensors = (grad, plane, log_var, key)
@@ -71,7 +110,8 @@ def noise_gradients(
         *tensors, scratch, *call.numbers, **call.constants, num_warps=call.warps
     )
     finish, gap = plan.finish, 1 if last else APART
-    spaced = torch.empty((*plane.shape, gap), dtype=torch.float32, device=plane.device)
+    whole = (*plane.shape[:-1], 1) if last else plane.shape  # of all its parts alike
+    spaced = torch.empty((*whole, gap), dtype=torch.float32, device=plane.device)
     wrap_triton(finish_kernel)[finish.grid](
         scratch,
         plane,
@@ -81,7 +121,7 @@ def noise_gradients(
         **finish.constants | {"APART": gap},
         num_warps=finish.warps,
     )
-    return spaced[..., 0], grad_log_var
+    return spaced[..., 0].expand(plane.shape), grad_log_var
 
 
 @triton_op("undrift::apart_traced", mutates_args=())
@@ -94,7 +134,13 @@ def apart(values: Tensor) -> Tensor:
     return spaced[..., 0]
 
 
-gradients.of_add_noise(add_noise, noise_gradients)
+def _noise_parts(*args: Any) -> tuple[Tensor, Tensor]:
+    from undrift.fused import shared  # which needs this file
+
+    return shared.noise_parts(*args)
+
+
+gradients.of_add_noise(add_noise, noise_gradients, _noise_parts)
 
 
 # The energy ------------------------------------------------------------------------------------------------------
@@ -108,16 +154,7 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     autograd, the backward pass would want 2·x in float32, and the compiler keeps that beside x. An autograd.Function
     makes the same graph, but to trace one the compiler does what PyTorch warns of: under -W error that ends the run.
     """
-    channels = x.shape[-1]
-    run = channels & -channels
-    if last and channels > _PERSISTENT and _RUN <= run < channels:
-        # The compiler reads a row that it cannot hold 2,048 numbers at a time: of 1,536, a quarter of its threads has
-        # none (on an H200 44 µs instead of 31). Runs of a power of two it holds.
-        return plain.square_sum(x.unflatten(-1, (channels // run, run)), 1, last).sum(-2)
     return plain.square_sum(x, groups, last)
-
-
-_PERSISTENT, _RUN = 1024, 256
 
 
 def _arranged(grad: Tensor, last: bool) -> Tensor:
@@ -125,6 +162,38 @@ def _arranged(grad: Tensor, last: bool) -> Tensor:
 
 
 gradients.of_square_sum(square_sum, _arranged)
+
+
+def in_parts(x: Tensor) -> bool:
+    """Return whether the energy of a linear layer's input is better summed in parts.
+
+    The compiler reads a row that it cannot hold 2,048 numbers at a time: of 1,536, a quarter of its threads has none
+    (on an H200 44 µs instead of 31). Runs of a power of two it holds.
+    """
+    channels = x.shape[-1]
+    return channels > _PERSISTENT and _RUN <= channels & -channels < channels
+
+
+_PERSISTENT, _RUN = 1024, 256
+
+
+@triton_op("undrift::square_parts_traced", mutates_args=())
+def square_parts(x: Tensor) -> Tensor:
+    """Return Σ x² over runs of channels (…, parts), in float32: what reads them adds them up."""
+    channels = x.shape[-1]
+    return plain.square_sum(x.unflatten(-1, (-1, channels & -channels)), 1, True).squeeze(-1)
+
+
+def _keep_x(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _of_square_parts(ctx: Any, grad: Tensor) -> Any:
+    (x,) = ctx.saved_tensors
+    return plain.square_sum_gradient(grad.unsqueeze(-1), x.unflatten(-1, (grad.shape[-1], -1)), 1, True).flatten(-2)
+
+
+square_parts.register_autograd(_of_square_parts, setup_context=_keep_x)
 
 
 # A linear layer's input --------------------------------------------------------------------------------------------
