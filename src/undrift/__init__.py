@@ -27,7 +27,7 @@ from undrift.file import load, save
 from undrift.fingerprint import fingerprint
 from undrift.history import History
 from undrift.likelihood import Consistency, Information, Shot, as_likelihood, entropy
-from undrift.objective import kl, kl_term
+from undrift.objective import kl, kl_term, step_loss
 from undrift.options import Options, preset
 from undrift.perturb import Perturbed, perturb, remove
 from undrift.predict import predict
@@ -88,6 +88,7 @@ __all__ = [
     "remove",
     "save",
     "shift",
+    "step_loss",
     "stream",
     "temperature",
     "together",

@@ -1,14 +1,17 @@
 """The objective of paper eq. 3: a likelihood of the unlabelled data, and the KL to the prior."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undrift._errors import OptionError, UndriftError
-from undrift.layers import per_weight
+from undrift._outputs import logits
+from undrift.fused import share
+from undrift.layers import channels, is_standard, per_weight
+from undrift.likelihood.entropy import entropy
 from undrift.noise import Noise
 from undrift.perturb import Perturbed
 
@@ -59,7 +62,7 @@ def _row(model: Perturbed, log_vars: Sequence[Tensor]) -> Tensor | None:
     Its gradient is then added to the noise's for all layers at once.
     """
     if torch.compiler.is_compiling():
-        return None
+        return None if model.key.shared is None else model.key.shared[0]
     last = None if model.key.last is None else model.key.last()
     return last.row.values if last is not None and last.row is not None and last.row.holds(log_vars) else None
 
@@ -150,6 +153,58 @@ def _shifts(model: Perturbed) -> list[Tensor]:
         prior = per_weight(layer, prior, now) if noise.sharing == "kernel" else prior
         out.append(((now - source).square() / (2 * prior)).sum())
     return out
+
+
+def step_loss(
+    model: Perturbed,
+    images: Tensor,
+    size: int | Tensor | None = None,
+    likelihood: Callable[[Tensor], Tensor] = entropy,
+) -> Tensor:
+    """Return the loss of a step on one batch (paper eq. 3): the likelihood of one noisy pass, and the KL.
+
+    likelihood(model(images)) + kl_term(model, size)
+
+    Written so, a compiled step is a little slower: there, noise and KL have to be seen in one function to give all
+    log-variances one gradient, and not two for each that a kernel adds.
+
+    Args:
+        model: a perturbed network.
+        images: a batch.
+        size: as `kl_term` has it.
+        likelihood: what is asked, as a function of logits in float32 that returns a number to make small.
+
+    Examples:
+        >>> model = perturb(torch.nn.Linear(3, 2), init_fraction=1)
+        >>> images = torch.ones(4, 3)
+        >>> bool(step_loss(model, images, size=4) > 0)
+        True
+    """
+    key = model.key
+    if torch.compiler.is_compiling():
+        key.shared = _shared(model)
+    loss = likelihood(logits(model(images))) + kl_term(model, size)
+    key.shared = None  # it is the graph's own
+    return loss
+
+
+def _shared(model: Perturbed) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """Return what noise and KL share in the graph being compiled, None where log-variances are not alike."""
+    own = [*map(_log_var, model.noises())]
+    if len({(v.device, v.dtype, v.requires_grad, v.ndim) for v in own}) != 1 or own[0].ndim != 1:
+        return None
+    groups, last = zip(*[_memory(layer) for _, layer, _ in model.weights], strict=True)
+    return share(own, list(groups), list(last))
+
+
+def _memory(layer: nn.Module) -> tuple[int, bool]:
+    """Return the groups of a layer's channels, and whether these are likely to be neighbours in its output's memory."""
+    if not is_standard(layer):
+        return 0, False  # its weights are drawn, and leave nothing to be added up
+    last, groups = channels(layer)
+    weight = layer._parameters.get("weight")
+    ordered = weight is not None and weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+    return groups, last or ordered
 
 
 def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:

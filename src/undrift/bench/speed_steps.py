@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from undrift import zoo
 from undrift.capture import Captured
 from undrift.likelihood import entropy
-from undrift.objective import kl_term
+from undrift.objective import step_loss
 from undrift.perturb import Perturbed, perturb
 from undrift.zoo._wideresnet import WideResNet
 
@@ -161,7 +161,7 @@ def _vmp(net: nn.Module, case: Case) -> tuple[Callable[[Tensor], Tensor], list[n
     model = vmp_network(net).eval()
 
     def loss(x: Tensor) -> Tensor:
-        return (entropy(model(x).float()) + kl_term(model, 10_000)) / case.samples
+        return step_loss(model, x, 10_000) / case.samples
 
     return loss, [p for p in model.parameters() if p.requires_grad]
 
