@@ -13,8 +13,13 @@ env: .venv/.done
 demo: env
 	$(BIN)/python -m undrift.demo --out out/demo
 
+# With Triton, whose interpreter runs a GPU's kernels on a CPU: nothing but the tests needs it here.
+.venv/.tests: .venv/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost,digits,tests]"
+	touch $@
+
 # Two processes, one thread each: the tensors are small, and a second thread would only wait.
-test: env
+test: .venv/.tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: env

@@ -22,16 +22,16 @@ shapes = pytest.mark.parametrize(("shape", "last"), SHAPES.values(), ids=SHAPES)
 def test_parts_add_up_to_the_gradient(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], last: bool, by_rows: bool
 ) -> None:
-    from undrift.fused import shared
+    from undrift.fused import traced
 
     device = kernels_device(monkeypatch, "one program")
-    monkeypatch.setattr(shared, "SUMMING", tiles.Cut(256, 1, {64: 4, 32: 4}))
+    monkeypatch.setattr(traced, "SUMMING", tiles.Cut(256, 1, {64: 4, 32: 4}))
     _, plane, log_var, grad = (t.to(device) for t in arguments(shape, 1, last))
     settings = (KEY.to(device), 2, 1, last)
     for v in in_orders(grad):
         want, of_log_var = plain.noise_gradients(v, plane, log_var, *settings)
         for count in (1, 3, 12):  # more programs than there are positions leave nothing in theirs
-            pull, parts = shared.noise_parts(v, plane, log_var, *settings, count, by_rows)
+            pull, parts = traced.noise_parts(v, plane, log_var, *settings, count, by_rows)
             torch.testing.assert_close(pull, want, rtol=1e-3, atol=1e-4)
             assert parts.shape == (count, len(log_var))
             torch.testing.assert_close(parts.sum(0), of_log_var, rtol=1e-3, atol=1e-4)
@@ -39,11 +39,13 @@ def test_parts_add_up_to_the_gradient(
 
 @triton
 @numpys
-def test_a_plane_in_parts_is_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift.fused import shared, traced
+@pytest.mark.parametrize("channels", [160, 31])
+def test_a_plane_in_parts_is_their_sum(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
+    """Also before an odd number of channels, whose kernels take one number a position."""
+    from undrift.fused import traced
 
     device = kernels_device(monkeypatch)
-    y, plane, log_var, grad = (t.to(device) for t in arguments((2, 7, 160), 1, True))
+    y, plane, log_var, grad = (t.to(device) for t in arguments((2, 7, channels), 1, True))
     settings = (KEY.to(device), 2, 1, True)
     parts = plane * torch.tensor([0.2, 0.3, 0.5], device=device)
     want = traced.add_noise(y, plane, log_var, *settings)
@@ -51,11 +53,26 @@ def test_a_plane_in_parts_is_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, of_log_var = plain.noise_gradients(grad, plane, log_var, *settings)
     for pull, other in (
         traced.noise_gradients(grad, parts, log_var, *settings),
-        shared.noise_parts(grad, parts, log_var, *settings, 3, False),
-        shared.noise_parts(grad, parts, log_var, *settings, 3, True),
+        traced.noise_parts(grad, parts, log_var, *settings, 3, False),
+        traced.noise_parts(grad, parts, log_var, *settings, 3, True),
     ):
         torch.testing.assert_close(pull, whole.expand_as(parts), rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(other.reshape(-1, 160).sum(0), of_log_var, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(other.reshape(-1, channels).sum(0), of_log_var, rtol=1e-3, atol=1e-4)
+
+
+@triton
+@numpys
+def test_parts_of_a_layer_with_groups_are_those_of_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that two layers share has the first one's number of parts; the second may have groups."""
+    from undrift.fused import traced
+
+    device = kernels_device(monkeypatch)
+    _, plane, log_var, grad = (t.to(device) for t in arguments((2, 8, 3, 3), 2, False))
+    given = (grad, plane, log_var, KEY.to(device), 2, 2, False)
+    want, of_log_var = plain.noise_gradients(*given)
+    pull, parts = traced.noise_parts(*given, 3, False)
+    torch.testing.assert_close(pull, want, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(parts.sum(0), of_log_var, rtol=1e-3, atol=1e-4)
 
 
 @triton
@@ -95,6 +112,8 @@ def test_all_layers_are_added_up_each_at_its_place(monkeypatch: pytest.MonkeyPat
     more = torch.randn(sum(p.shape[1] for p in parts), device=device)
     want = torch.cat([p.sum(0) for p in parts]) + more
     torch.testing.assert_close(shared.add_layers(parts, more), want)
+    one = torch.tensor(2.0, device=device).expand_as(more)  # in memory it is one number
+    torch.testing.assert_close(shared.add_layers(parts, one), want - more + 2)
 
 
 @triton

@@ -86,7 +86,7 @@ def count_traced(ident: int, number: int | None = None) -> int:
 
 
 # What of a pass no copy has.
-_UNDER_WAY = {"graph": None, "shared": None, "apart": None, "ready": None, "last": None}
+_UNDER_WAY = {"graph": None, "handles": None, "offered": None, "apart": None, "ready": None, "last": None}
 
 
 class Key(nn.Module):
@@ -114,7 +114,8 @@ class Key(nn.Module):
         self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
         self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
         self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
-        self.shared: tuple[Tensor, tuple[Tensor, ...]] | None = None  # in a graph with the KL: `fused.share`
+        self.handles: tuple[Tensor, ...] | None = None  # in a graph that holds the KL: `fused.share`
+        self.offered: tuple[Tensor, ...] | None = None  # those of the pass that begins next
         self.rows: Rows | None = None  # where log-variances come from; a `Perturbed` has them
         self.last: weakref.ref[Pass] | None = None  # the last pass with a row of them, as long as its graph is there
         self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
@@ -151,6 +152,7 @@ class Key(nn.Module):
             # Without noise no keys: an exported mean network is PyTorch's operators alone.
             self.graph = _keys_operator.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
             self.stale = True
+            self.handles, self.offered = self.offered, None  # what a pass that raised has left is nobody's
         else:
             self._begin()
 
@@ -158,7 +160,7 @@ class Key(nn.Module):
         """Close the step; after the first, name the layers that the forward pass never called."""
         self.traced = False
         if torch.compiler.is_compiling():
-            self.graph = None  # a graph's tensors stay inside it
+            self.graph = self.handles = None  # a graph's tensors stay inside it
         else:
             self.replay.recording = False
             vars(self)["ready"] = None
@@ -173,7 +175,7 @@ class Key(nn.Module):
                 "Call it directly, or use the source network: with model.off()."
             )
         own = vars(self)  # past Module's own setter, which takes its time
-        own.update(traced=False, ready=None)
+        own.update(traced=False, ready=None, handles=None, offered=None)
         self.replay.open()
         if not in_backward():
             self.step.add_(1)

@@ -182,12 +182,12 @@ class Noise(nn.Module):
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         last, groups = layers.channels(layer)
         if self.sharing == "kernel":
-            shared = self.key.shared
-            handle = None if shared is None else shared[1][self.number]
-            plane = self.plane(layer, x, y.shape, whole=False)
-            # What widens vectors mostly comes after a layer norm: q, k, v and hidden units of a transformer.
-            widens = last and y.shape[-1] > x.shape[-1]
-            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, widens)
+            handles = self.key.handles
+            handle = None if handles is None else handles[self.number]
+            plane = self.plane(layer, x, y.shape, whole=not last or y.shape[-1] % 2 == 1)
+            # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
+            by_rows = last and y.shape[-1] > x.shape[-1]
+            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)
         std = self.std(layer, x, y.shape)
         noise = std * normal(key, y.shape, first_row).to(std.dtype)
         # Noise in float32, cast last: autocast must not turn its outputs into float32.

@@ -25,17 +25,26 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
     KL of the whole network; without noise there is none. Where the weights themselves are trained (option `train`),
     the mean of q moves away from the prior's, the source weight, and (w − w_s)² / (2 prior_var) is added.
     """
-    if not isinstance(model, Perturbed):
-        raise UndriftError(
-            f"got a {type(model).__name__}; a KL belongs to a perturbation. Give what undrift.perturb gave."
-        )
+    _check(model)
     if reduction not in ("mean", "sum"):
         raise OptionError(
             f"reduction={reduction!r} is not one of mean, sum. Take mean for the KL of a weight, sum for the network's."
         )
+    return _kl(model, reduction)
+
+
+def _check(model: object) -> None:
+    if not isinstance(model, Perturbed):
+        raise UndriftError(
+            f"got a {type(model).__name__}; a KL belongs to a perturbation. Give what undrift.perturb gave."
+        )
+
+
+def _kl(model: Perturbed, reduction: str, row: Tensor | None = None) -> Tensor:
+    """Return the KL; `row` holds all log-variances, where a graph has made one."""
     noises = model.noises()
     log_vars = [*map(_log_var, noises)]
-    row = _row(model, log_vars)
+    row = _row(model, log_vars) if row is None else row
     if row is not None:
         parts = [_kl_there(noises, row), *_shifts(model)]
     else:
@@ -62,7 +71,7 @@ def _row(model: Perturbed, log_vars: Sequence[Tensor]) -> Tensor | None:
     Its gradient is then added to the noise's for all layers at once.
     """
     if torch.compiler.is_compiling():
-        return None if model.key.shared is None else model.key.shared[0]
+        return None
     last = None if model.key.last is None else model.key.last()
     return last.row.values if last is not None and last.row is not None and last.row.holds(log_vars) else None
 
@@ -165,14 +174,15 @@ def step_loss(
 
     likelihood(model(images)) + kl_term(model, size)
 
-    Written so, a compiled step is a little slower: there, noise and KL have to be seen in one function to give all
-    log-variances one gradient, and not two for each that a kernel adds.
+    For CUDA, and with one variance a kernel everywhere (`linear_sharing="kernel"`), a compiled step is quicker by this
+    function than written so: noise and KL give all log-variances one gradient, where each would have two to be added.
 
     Args:
         model: a perturbed network.
         images: a batch.
         size: as `kl_term` has it.
-        likelihood: what is asked, as a function of logits in float32 that returns a number to make small.
+        likelihood: what is asked, as a function of logits (float32 or better) that returns a number to make small. One
+            that has to look at more of a step (`Shot`, `Consistency`) is for `adapt` and `stream`.
 
     Examples:
         >>> model = perturb(torch.nn.Linear(3, 2), init_fraction=1)
@@ -180,24 +190,25 @@ def step_loss(
         >>> bool(step_loss(model, images, size=4) > 0)
         True
     """
-    key = model.key
-    if torch.compiler.is_compiling():
-        key.shared = _shared(model)
-    loss = likelihood(logits(model(images))) + kl_term(model, size)
-    key.shared = None  # it is the graph's own
-    return loss
+    _check(model)
+    row = None
+    if torch.compiler.is_compiling() and (shared := _shared(model)) is not None:
+        row, model.key.offered = shared
+    return likelihood(logits(model(images))) + _term(model, size, row)
 
 
 def _shared(model: Perturbed) -> tuple[Tensor, tuple[Tensor, ...]] | None:
     """Return what noise and KL share in the graph being compiled, None where log-variances are not alike."""
     own = [*map(_log_var, model.noises())]
+    if model.options.estimator != "local" or not model.key.noisy:
+        return None  # nobody would ask for a handle
     if len({(v.device, v.dtype, v.requires_grad, v.ndim) for v in own}) != 1 or own[0].ndim != 1:
         return None
-    groups, last = zip(*[_memory(layer) for _, layer, _ in model.weights], strict=True)
+    groups, last = zip(*[_arrangement(layer) for _, layer, _ in model.weights], strict=True)
     return share(own, list(groups), list(last))
 
 
-def _memory(layer: nn.Module) -> tuple[int, bool]:
+def _arrangement(layer: nn.Module) -> tuple[int, bool]:
     """Return the groups of a layer's channels, and whether these are likely to be neighbours in its output's memory."""
     if not is_standard(layer):
         return 0, False  # its weights are drawn, and leave nothing to be added up
@@ -221,9 +232,14 @@ def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:
         size: number of samples in the data set (in a stream: seen so far); needed for the bound. A tensor with this
             number is not looked at: to read it is a wait for a GPU.
     """
+    _check(model)
+    return _term(model, size)
+
+
+def _term(model: Perturbed, size: int | Tensor | None, row: Tensor | None = None) -> Tensor:
     if model.options.kl_reduction == "mean":
-        return model.options.kl_weight * kl(model)
+        return model.options.kl_weight * _kl(model, "mean", row)
     if size is None or (not isinstance(size, Tensor) and size < 1):
         raise OptionError(f'size={size!r}: kl_reduction="bound" divides by the number of samples. Give it, at least 1.')
-    total = kl(model, "sum")  # times 1 would be another launch
+    total = _kl(model, "sum", row)  # times 1 would be another launch
     return (total if model.options.kl_weight == 1 else model.options.kl_weight * total) / size

@@ -56,10 +56,10 @@ def of_add_noise(
         settings = (first_row, groups, last)
         pull, grad_log_var = None, None
         rest: list[Tensor | None] = [None] * ctx.rest
-        if ctx.parts is not None:
+        if ctx.parts is not None and (ctx.needs_input_grad[1] or ctx.needs_input_grad[7]):
             assert noise_parts is not None
             pull, rest[0] = noise_parts(grad, plane, log_var, key, *settings, *ctx.parts)
-        elif any(ctx.needs_input_grad[1:3]):
+        elif ctx.parts is None and any(ctx.needs_input_grad[1:3]):
             pull, grad_log_var = noise_gradients(grad, plane, log_var, key, *settings)
         pull = None if pull is None else pull.view(of_plane)
         return grad.view(shape) if last else grad, pull, grad_log_var, None, None, None, None, *rest

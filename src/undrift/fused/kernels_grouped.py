@@ -14,7 +14,7 @@ gradient give the same bits.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import column_words, pair, row_words, sigma, words
+from undrift.fused.kernels_epsilon import column_words, pair, row_words, sigma, words
 
 
 @triton.jit

@@ -12,18 +12,8 @@ order are as in `kernels`.
 import triton
 import triton.language as tl
 
-from undrift.fused.kernels import (
-    add_parts,
-    column_words,
-    forward,
-    pair,
-    row_words,
-    sigmas,
-    start_at,
-    start_of,
-    two_tiles,
-    words,
-)  # fmt: skip
+from undrift.fused.kernels import add_parts, forward, start_at, start_of, two_tiles
+from undrift.fused.kernels_epsilon import column_words, pair, row_words, sigmas, words
 
 
 @triton.jit

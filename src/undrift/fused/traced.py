@@ -20,6 +20,7 @@ from torch.library import triton_op, wrap_triton
 from undrift.fused import gradients, plain, tiles
 from undrift.fused.calls import Call
 from undrift.fused.kernels import (
+    LEAST,
     add_noise_in_place_kernel,
     add_noise_kernel,
     apart_kernel,
@@ -27,7 +28,9 @@ from undrift.fused.kernels import (
     noise_gradients_kernel,
 )
 from undrift.fused.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
-from undrift.fused.launch import Noises, first_of
+from undrift.fused.kernels_shared import add_pulls_kernel, noise_parts_kernel
+from undrift.fused.launch import FINISH, SUMMING, Noises, first_of, halves
+from undrift.fused.tiles import cdiv
 
 APART = 4  # 16 bytes
 _BLOCK = 1024
@@ -59,6 +62,8 @@ def add_noise(
     if y.numel() == 0:
         return torch.empty_like(y)
     plan = _plan(y, plane, first_row, groups, last)
+    if plan.finish is None:
+        plane = _added(plane, last)
     call, tensors = plan.add, (plane.contiguous(), log_var, key)
     if plan.finish is None:
         out = torch.empty_like(y)
@@ -76,15 +81,25 @@ def add_noise(
     return out
 
 
+def _added(plane: Tensor, last: bool) -> Tensor:
+    """Return a plane that is in one part: the kernels for groups, and for odd numbers of channels, add nothing up."""
+    return plane.sum(-1, keepdim=True).contiguous() if last and plane.shape[-1] != 1 else plane
+
+
+def _whole(plane: Tensor, last: bool) -> tuple[int, ...]:
+    """Return the shape of a plane's gradient: all its parts have one."""
+    return (*plane.shape[:-1], 1) if last else tuple(plane.shape)
+
+
+_LINE = 128  # bytes
+
+
 def _whole_lines(y: Tensor, call: Call) -> bool:
     """Return whether no two programs share a cache line of y.
 
     In place, one would wait for what the other writes: 64 µs instead of 43 (80 pairs of channels, 32 at a time, H200).
     """
     return bool(call.constants["LAST"]) and call.constants["WIDTH"] * y.element_size() % _LINE == 0
-
-
-_LINE = 128  # bytes
 
 
 @triton_op("undrift::noise_gradients_traced", mutates_args=())
@@ -100,18 +115,18 @@ def noise_gradients(
     scratch = torch.empty(plan.partial, dtype=torch.float32, device=plane.device)
     tensors = (grad, plane, log_var, key)
     if plan.finish is None:
-        grad_plane = torch.empty_like(plane)
+        whole = _added(plane, last)
+        grad_plane = torch.empty_like(whole)
         wrap_triton(grouped_noise_gradients_kernel)[call.grid](
-            *tensors, grad_plane, scratch, *call.numbers, **call.constants
+            grad, whole, log_var, key, grad_plane, scratch, *call.numbers, **call.constants
         )
-        return grad_plane, scratch.sum(0).to(log_var.dtype)
+        return grad_plane.expand(plane.shape), scratch.sum(0).to(log_var.dtype)
     grad_log_var = torch.empty_like(log_var)
     wrap_triton(noise_gradients_kernel)[call.grid](
         *tensors, scratch, *call.numbers, **call.constants, num_warps=call.warps
     )
     finish, gap = plan.finish, 1 if last else APART
-    whole = (*plane.shape[:-1], 1) if last else plane.shape  # of all its parts alike
-    spaced = torch.empty((*whole, gap), dtype=torch.float32, device=plane.device)
+    spaced = torch.empty((*_whole(plane, last), gap), dtype=torch.float32, device=plane.device)
     wrap_triton(finish_kernel)[finish.grid](
         scratch,
         plane,
@@ -124,6 +139,57 @@ def noise_gradients(
     return spaced[..., 0].expand(plane.shape), grad_log_var
 
 
+@triton_op("undrift::noise_parts_traced", mutates_args=())
+def noise_parts(
+    grad: Tensor,
+    plane: Tensor,
+    log_var: Tensor,
+    key: Tensor,
+    first_row: int,
+    groups: int,
+    last: bool,
+    count: int,
+    by_rows: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of plane, and log_var's in so many parts, for a gradient of `add_noise`'s output.
+
+    What reads the plane's gradient `by_rows`, once for all channels, adds up its blocks of channels itself.
+    """
+    shape = tiles.shape_of(tiles.dense(grad, last), last)
+    if count == 1 or grad.numel() == 0 or not halves(shape, groups):
+        grad_plane, grad_log_var = noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+        return grad_plane, grad_log_var.float().expand(count, -1) / count
+    grad, plane = tiles.dense(grad, last), plane.contiguous()
+    first = first_of(grad, first_row, last)
+    half, gpus = shape.channels // 2, tiles.processors(grad.device.index or 0)
+    cut = tiles.pair_tile(shape, half, gpus, SUMMING)
+    blocks, gap, runs = cut.programs[1], 1 if last else APART, plane.shape[-1] if last else 1
+    parts = plane.new_empty((count, shape.channels), dtype=torch.float32)
+    whole = _whole(plane, last)
+    spaced = plane.new_empty((*whole, gap), dtype=torch.float32)
+    alone = blocks == 1
+    pulls = spaced if alone else plane.new_empty(blocks * shape.positions, dtype=torch.float32)
+    wrap_triton(noise_parts_kernel)[count, blocks](
+        grad, plane, log_var, key, pulls, parts, first, shape.positions, shape.per_image, half,
+        LAST=shape.last, WIDE=shape.wide, BP=cut.positions, WIDTH=cut.width, RUNS=runs, SLOPED=alone,
+        APART=gap if alone else 1, num_warps=SUMMING.warps,
+    )  # fmt: skip
+    if by_rows and last and 1 < blocks <= _BY_ROWS:
+        first_pull, *others = pulls.view(blocks, -1).unbind()
+        total = sum(others, start=first_pull)
+        slope = 0.5 / plane.view(-1, runs).sum(-1).clamp(min=LEAST)
+        return (total * slope).view(whole).expand(plane.shape), parts
+    if not alone:
+        side = min(FINISH["BLOCKS"], tiles.power(blocks))
+        wrap_triton(add_pulls_kernel)[(cdiv(shape.positions, FINISH["PLANE"]),)](
+            pulls, plane, spaced, shape.positions, blocks, PLANE=FINISH["PLANE"], BLOCKS=side, RUNS=runs, APART=gap
+        )
+    return spaced[..., 0].expand(plane.shape), parts
+
+
+_BY_ROWS = 16  # blocks of channels
+
+
 @triton_op("undrift::apart_traced", mutates_args=())
 def apart(values: Tensor) -> Tensor:
     """Return numbers with gaps between them in memory."""
@@ -134,13 +200,7 @@ def apart(values: Tensor) -> Tensor:
     return spaced[..., 0]
 
 
-def _noise_parts(*args: Any) -> tuple[Tensor, Tensor]:
-    from undrift.fused import shared  # which needs this file
-
-    return shared.noise_parts(*args)
-
-
-gradients.of_add_noise(add_noise, noise_gradients, _noise_parts)
+gradients.of_add_noise(add_noise, noise_gradients, noise_parts)
 
 
 # The energy ------------------------------------------------------------------------------------------------------
