@@ -12,16 +12,18 @@ from undrift.fused import folded, launch, layer, plain, tiles
 from undrift.fused.calls import triton_version
 
 
-def _cannot() -> str:
+def _cannot(interpreted: bool) -> str:
     """Return why Triton's kernels cannot run here, or ""."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if not torch.cuda.is_available() and NumpyVersion(np.__version__) >= "2.4.0" and triton_version() < (3, 7):
+    if interpreted and NumpyVersion(np.__version__) >= "2.4.0" and triton_version() < (3, 7):
         return "the interpreter of Triton before 3.7 needs numpy before 2.4"
     return ""
 
 
-triton = pytest.mark.skipif(bool(_cannot()), reason=_cannot())
+_WHY, _WHY_INTERPRETED = _cannot(not torch.cuda.is_available()), _cannot(True)
+triton = pytest.mark.skipif(bool(_WHY), reason=_WHY)
+interpreter = pytest.mark.skipif(bool(_WHY_INTERPRETED), reason=_WHY_INTERPRETED)
 # Triton's interpreter, of numpy.
 numpys = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import undrift
 from every_layer import Every
-from fused_support import _cannot
+from fused_support import interpreter
 from support import convnet, images
 
 
@@ -75,7 +75,7 @@ def test_a_network_that_is_not_perturbed_is_refused(call: object) -> None:
         call(convnet())  # type: ignore[operator]
 
 
-@pytest.mark.skipif(bool(_cannot()), reason=_cannot())
+@interpreter
 def test_compiled_as_for_a_gpu_all_gradients_are_those_of_uncompiled_code() -> None:
     """In a process of its own, where compiled graphs have the operators of a GPU, and those run in the interpreter."""
     script = Path(__file__).with_name("compiled_as_for_a_gpu.py")
