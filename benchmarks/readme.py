@@ -26,6 +26,7 @@ from undrift.bench.offline import benchmark as offline
 from undrift.bench.offline_page import Page, title
 from undrift.bench.offline_sets import SETS, Task
 from undrift.bench.online import Online
+from undrift.bench.speed import GPU
 from undrift.bench.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, marked
 from undrift.bench.table import markdown as table
 
@@ -115,6 +116,45 @@ def predictions(request: Request, page: Callable[..., str]) -> str:
     return page([saved(request, name) for name in ("predict", "predict-cpu")], form)
 
 
+TURNS = ("", "-2", "-3", "-4")  # machines, the latest first
+ORDINALS = ("second", "third", "fourth")
+
+
+def turns(request: Request) -> str:
+    """Return uncompiled steps in turns, as speed_turns_gpu.py measured them on one machine after another."""
+    found = [record for n in TURNS if (record := saved(request, f"speed-turns-cuda{n}"))]
+    if not found:
+        return "Not measured yet."
+    others, header = ORDINALS[: len(found) - 1], [""]
+    for how in ("", ", one graph"):
+        header += [f"Tent{how}", f"VMP{how}", "ratio", *others]
+    lines = []
+    for case in GPU:
+        line = [speed.title(case)]
+        for how in ("", ", one graph"):
+            line += [f"{found[0]['networks'][case.network][kind + how]:.1f}" for kind in ("tent", "vmp")]
+            # Three digits where two would hide on which side of its bar it is.
+            ratios = [record["networks"][case.network][f"ratio{how}"] for record in found]
+            line += [f"{r:.3f}" if abs(r - 1.6) < 0.01 else f"{r:.2f}" for r in ratios]
+        lines.append(line)
+    return table(header, lines).rstrip("\n")
+
+
+def streams(request: Request) -> str:
+    """Return what stream_captured.py measured: each rival as it is and captured, and their ratios."""
+    found = saved(request, "stream-captured").get("milliseconds", {})
+    if not found:
+        return "Not measured yet."
+    header = ["", "Tent", "Tent, captured", "VMP", "VMP, captured", "VMP over Tent", "both captured"]
+    lines = []
+    for name, own in found.items():
+        tent, tent_captured, vmp, captured = (own[k] for k in ("tent", "tent, captured", "vmp", "vmp, captured"))
+        times = [f"{ms:.1f}" for ms in (tent, tent_captured, vmp, captured)]
+        ratios = (vmp / tent, captured / tent_captured, captured / tent)
+        lines.append([name, *times, *(f"{ratio:.2f}" for ratio in ratios)])
+    return table([*header, "VMP captured over Tent as it is"], lines).rstrip("\n")
+
+
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "README.md": {
         **{name: partial(online, name) for name in ("online-c10", "online-c100", "online-imagenet")},
@@ -125,6 +165,8 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
         "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),
         "speed-kernels": lambda request: speed.kernels(saved(request, "speed-cuda")),
+        "speed-turns": turns,
+        "stream-captured": streams,
     },
     "docs/uncertainty.md": {
         "predict-choice": lambda request: predict.choice(saved(request, "predict_choice")),
