@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -64,6 +65,17 @@ def replace(model: Perturbed) -> None:
     held.log_var = nn.Parameter(held.log_var.detach() + 1)
 
 
+class Above(nn.Module):
+    """No log-variance below −20."""
+
+    def forward(self, log_var: Tensor) -> Tensor:
+        return log_var.clamp(min=-20)
+
+
+def bound(model: Perturbed) -> None:
+    parametrize.register_parametrization(model.noises()[1], "log_var", Above())
+
+
 def reflect(model: Perturbed) -> None:
     body = model.net.body
     body.padding_mode, body._reversed_padding_repeated_twice = "reflect", [1, 1, 1, 1]
@@ -98,6 +110,7 @@ CHANGES: dict[str, tuple[Callable[[Perturbed], object] | None, Callable[[Perturb
     "a smaller batch": (None, None, 1),
     "other log-variances": (replace, None, 2),
     "frozen log-variances": (lambda model: model.noises()[2].log_var.requires_grad_(False), None, 2),
+    "log-variances that are made of others": (bound, None, 2),
     "another padding": (reflect, None, 2),
     "a hook that comes first": (see, None, 2),
     "weights that are trained": (train, None, 2),

@@ -148,7 +148,9 @@ class Noise(nn.Module):
             if x.requires_grad:
                 return None
             x = centred(layer, x)  # images: nothing goes back through their mean
-        log_var: Any = self._parameters["log_var"]  # nn.Module looks elsewhere first
+        log_var: Any = self._parameters.get("log_var")  # nn.Module looks elsewhere first
+        if log_var is None:  # a parametrization makes it
+            return None
         offset = self.offset if self.energy == "offset" else 0.0
         plan = plan_of(layer, x, y, log_var, offset, place)
         if plan is None:

@@ -52,9 +52,10 @@ class Known:
     def add(self, now: Pass, layer: nn.Module, noise: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
         """Return y with its noise, None where something is not as it was: nothing has been done then."""
         number = self.number
-        log_var: Any = noise._parameters["log_var"]
+        log_var: Any = noise._parameters.get("log_var")
         if (
-            not self.alike(x, y, log_var)
+            log_var is None  # a parametrization makes it
+            or not self.alike(x, y, log_var)
             or number in now.calls
             or not now.goes_on()
             or self.device != now.device
