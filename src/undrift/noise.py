@@ -186,7 +186,7 @@ class Noise(nn.Module):
         if self.sharing == "kernel":
             handles = self.key.handles
             handle = None if handles is None else handles[self.number]
-            plane = self.plane(layer, x, y.shape, whole=not last or y.shape[-1] % 2 == 1)
+            plane = self.plane(layer, x, y.shape, whole=False)
             # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
             by_rows = last and y.shape[-1] > x.shape[-1]
             return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)

@@ -158,8 +158,6 @@ def add_noise(
     plane's gradient once for all channels.
     """
     path = choose(y, plane, log_var)
-    if path != "traced" and last and plane.shape[-1] != 1:
-        plane = plane.sum(-1, keepdim=True)
     if path == "plain":
         return plain.add_noise(y, plane, log_var, key, first_row, groups, last)
     if path == "operator":

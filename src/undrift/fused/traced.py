@@ -62,22 +62,20 @@ def add_noise(
     if y.numel() == 0:
         return torch.empty_like(y)
     plan = _plan(y, plane, first_row, groups, last)
+    call = plan.add
     if plan.finish is None:
-        plane = _added(plane, last)
-    call, tensors = plan.add, (plane.contiguous(), log_var, key)
-    if plan.finish is None:
-        out = torch.empty_like(y)
-        wrap_triton(grouped_add_noise_kernel)[call.grid](y, *tensors, out, *call.numbers, **call.constants)
-    elif _whole_lines(y, call):
-        out = y.clone()  # which the compiler leaves out where nobody else reads y: as much memory less in the cache
-        wrap_triton(add_noise_in_place_kernel)[call.grid](
-            out, *tensors, *call.numbers, **call.constants, num_warps=call.warps
+        out, plane = torch.empty_like(y), _added(plane, last)
+        wrap_triton(grouped_add_noise_kernel)[call.grid](
+            y, plane.contiguous(), log_var, key, out, *call.numbers, **call.constants
         )
+        return out
+    tensors, how = (plane.contiguous(), log_var, key), call.constants | {"num_warps": call.warps}
+    if _whole_lines(y, call):
+        out = y.clone()  # which the compiler leaves out where nobody else reads y: as much memory less in the cache
+        wrap_triton(add_noise_in_place_kernel)[call.grid](out, *tensors, *call.numbers, **how)
     else:
         out = torch.empty_like(y)
-        wrap_triton(add_noise_kernel)[call.grid](
-            y, *tensors, out, *call.numbers, **call.constants, num_warps=call.warps
-        )
+        wrap_triton(add_noise_kernel)[call.grid](y, *tensors, out, *call.numbers, **how)
     return out
 
 
@@ -113,7 +111,6 @@ def noise_gradients(
     plan = _plan(grad, plane, first_row, groups, last)
     call = plan.sums
     scratch = torch.empty(plan.partial, dtype=torch.float32, device=plane.device)
-    tensors = (grad, plane, log_var, key)
     if plan.finish is None:
         whole = _added(plane, last)
         grad_plane = torch.empty_like(whole)
@@ -123,7 +120,7 @@ def noise_gradients(
         return grad_plane.expand(plane.shape), scratch.sum(0).to(log_var.dtype)
     grad_log_var = torch.empty_like(log_var)
     wrap_triton(noise_gradients_kernel)[call.grid](
-        *tensors, scratch, *call.numbers, **call.constants, num_warps=call.warps
+        grad, plane, log_var, key, scratch, *call.numbers, **call.constants, num_warps=call.warps
     )
     finish, gap = plan.finish, 1 if last else APART
     spaced = torch.empty((*_whole(plane, last), gap), dtype=torch.float32, device=plane.device)
