@@ -179,7 +179,8 @@ def step_loss(
 
     Args:
         model: a perturbed network.
-        images: a batch.
+        images: a batch. An image that is not finite makes the loss so: `adapt` and `stream` skip such ones, a loop of
+            one's own has to look.
         size: as `kl_term` has it.
         likelihood: what is asked, as a function of logits (float32 or better) that returns a number to make small. One
             that has to look at more of a step (`Shot`, `Consistency`) is for `adapt` and `stream`.
