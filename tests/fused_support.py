@@ -1,6 +1,9 @@
 """Shapes and arguments that the tests of the fused noise share."""
 
 import importlib.util
+import warnings
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ import torch
 from numpy.lib import NumpyVersion
 from torch import Tensor
 
-from undrift.fused import folded, launch, layer, plain, tiles
+from undrift.fused import folded, launch, layer, native, plain, tiles
 from undrift.fused.calls import triton_version
 
 
@@ -77,6 +80,24 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
         monkeypatch.setattr(folded, "VECTORS", tiles.Cut(32, 4, {8: 1}))
         monkeypatch.setattr(tiles, "VECTOR", 16)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@cache
+def _native_module() -> Any:
+    """Return the C++ beside `undrift.fused.native`, compiled at the first call; or why there is none."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
+        patch.setattr(native, "pending", True)
+        patch.setattr(native, "module", None)
+        native.look(wait=True)
+        return native.module or "; ".join(str(each.message) for each in said)
+
+
+def use(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let layers that were met before be "native", without a GPU with kernels that Python calls; or Python's."""
+    module = _native_module() if how == "native" else None
+    if isinstance(module, str):
+        pytest.skip(module)
+    monkeypatch.setattr(native, "module", module)
 
 
 def in_orders(y: Tensor) -> list[Tensor]:

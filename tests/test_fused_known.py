@@ -20,6 +20,8 @@ from undrift import _likeness, noise
 from undrift.fused import dispatch, layer
 from undrift.perturb import Perturbed
 
+pytestmark = pytest.mark.usefixtures("how")
+
 
 class Net(nn.Module):
     def __init__(self) -> None:

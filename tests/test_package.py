@@ -19,7 +19,11 @@ def test_the_built_wheel_installs_and_imports(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("undrift-*.whl")
-    assert "undrift/py.typed" in zipfile.ZipFile(wheel).namelist()
+    there = zipfile.ZipFile(wheel).namelist()
+    assert "undrift/py.typed" in there
+    sources = [path.name for path in (ROOT / "src/undrift/fused/native").iterdir() if path.suffix in {".cpp", ".h"}]
+    assert {f"undrift/fused/native/{name}" for name in sources} <= set(there)  # compiled where it is installed
+    assert len(sources) > 1
     place = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(place), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)

@@ -16,6 +16,8 @@ from undrift import _row, noise
 from undrift.fused import dispatch
 from undrift.perturb import Perturbed
 
+pytestmark = pytest.mark.usefixtures("how")
+
 
 class Net(nn.Module):
     def __init__(self) -> None:

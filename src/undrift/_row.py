@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._likeness import likeness
+from undrift.fused import native
 
 _MOST = 4  # backward passes at once whose gradients are kept; one for some tensors only may leave its own behind
 
@@ -23,15 +24,20 @@ _MOST = 4  # backward passes at once whose gradients are kept; one for some tens
 class Gradients:
     """What layers have written in a backward pass, until the row's node takes it."""
 
-    __slots__ = ("found", "like", "log_vars", "sizes", "spent")
+    __slots__ = ("found", "like", "log_vars", "native", "sizes", "spent")
 
-    def __init__(self, like: Tensor, sizes: list[int], log_vars: Sequence[Tensor]) -> None:
+    def __init__(self, like: Tensor, sizes: tuple[int, ...], log_vars: Sequence[Tensor]) -> None:
         self.like, self.sizes, self.log_vars = like, sizes, log_vars
         self.spent = False  # a backward pass has come through: log-variances may have been moved since
         self.found: dict[int, tuple[Tensor, tuple[Tensor, ...], set[int]]] = {}
+        # The same for nodes that are not Python's; all of a pass write into one.
+        self.native: Any = None if native.module is None else native.module.written(like, sizes)
 
     def of(self, place: int) -> Tensor:
         """Return where the layer at a place is to write its log-variances' gradient in this backward pass."""
+        if self.native is not None:
+            there: Tensor = native.module.place(self.native, place)
+            return there
         task = torch._C._current_graph_task_id()
         held = self.found.get(task)
         if held is None:
@@ -42,10 +48,16 @@ class Gradients:
         held[2].add(place)
         return held[1][place]
 
+    def _taken(self) -> tuple[Tensor, tuple[Tensor, ...], set[int]] | None:
+        if self.native is None:
+            return self.found.pop(torch._C._current_graph_task_id(), None)
+        held = native.module.take(self.native)
+        return None if held is None else (held[0], held[0].split(self.sizes), held[1])
+
     def taken(self, more: Tensor | None) -> Sequence[Tensor | None]:
         """Return each log-variance's gradient in this backward pass; `more` is the row's own, the KL's."""
         self.spent = True
-        held = self.found.pop(torch._C._current_graph_task_id(), None)
+        held = self._taken()
         if held is None:
             return [None] * len(self.sizes) if more is None else more.split(self.sizes)
         row, pieces, written = held
@@ -112,7 +124,7 @@ class Rows:
     def __init__(self, noises: nn.ModuleDict) -> None:
         self.noises = noises
         self._alike: Callable[..., bool] | None = None
-        self._made: tuple[Tensor, list[int]] | None = None
+        self._made: tuple[Tensor, tuple[int, ...]] | None = None
 
     def next(self) -> Row | None:
         """Return the log-variances as they are now."""
@@ -120,7 +132,7 @@ class Rows:
         if self._alike is None or not self._alike(*log_vars):
             fit = fits(log_vars)
             self._alike = likeness(*log_vars) if fit else None
-            self._made = None if not fit else (spread(log_vars), [v.numel() for v in log_vars])
+            self._made = None if not fit else (spread(log_vars), tuple(v.numel() for v in log_vars))
         return None if self._made is None else Row(log_vars, Gradients(*self._made, log_vars))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch._compile import _disable_dynamo  # torch.compiler.disable would impor
 from undrift._errors import UndriftError, UndriftWarning
 from undrift._pass import Pass
 from undrift._row import Row, Rows
-from undrift.fused import dispatch
+from undrift.fused import dispatch, native
 from undrift.fused.epsilon import normal
 from undrift.replay import Replay, in_backward
 
@@ -181,6 +181,8 @@ class Key(nn.Module):
             self.step.add_(1)
             # The mean network asks for no key.
             own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
+            if native.pending and dispatch.quick(self.seed, self.step):
+                native.look()
             if self.current is not None and not self.waiting and self.replay.idle() and _callback() is None:
                 ready = own["ready"] = Pass(self._each(self.current), self.calls, rank(), self._row())
                 own["last"] = None if ready.row is None else weakref.ref(ready)

@@ -164,7 +164,7 @@ class Noise(nn.Module):
         elif now is not None and x is given and (self._known is None or self._known.layer() is layer):
             # Of a weight that two layers share, the first is known: else each would be forgotten for the other.
             alike = likeness(x, y, log_var)
-            vars(self)["_known"] = None if alike is None else Known(layer, self.number, x, plan, now, alike)
+            vars(self)["_known"] = None if alike is None else Known(layer, self.number, x, y, log_var, plan, now, alike)
         return noisy(x, y, log_var, key, plan, alone(layer, self))
 
     def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

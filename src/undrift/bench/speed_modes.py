@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from undrift.fused import native
+
 
 @contextmanager
 def quickest() -> Iterator[None]:
@@ -23,8 +25,14 @@ def quickest() -> Iterator[None]:
 
 
 def settings(device: torch.device) -> dict[str, Any]:
-    """Return what a record says of `quickest`; it says nothing to a CPU."""
-    return {"cudnn_benchmark": True, "tf32": True} if device.type == "cuda" else {}
+    """Return what a record says of `quickest`, and whether layers are native; neither says anything to a CPU.
+
+    What they are made of is compiled here, before anything is measured.
+    """
+    if device.type != "cuda":
+        return {}
+    native.look(wait=True)
+    return {"cudnn_benchmark": True, "tf32": True, "native": native.module is not None}
 
 
 def how(row: dict[str, Any]) -> str:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from undrift import layers
-from undrift.fused import folded, launch, tiles
+from undrift.fused import folded, launch, native, tiles
 from undrift.fused.calls import Call, in_turn
-from undrift.fused.own import own_gradient, own_of
+from undrift.fused.own import asked, own_gradient, own_of
 from undrift.replay import unhooked
 
 
@@ -43,7 +43,8 @@ class Plan:
     """
 
     __slots__ = (
-        "energy", "extra", "filtered", "joined", "last", "like", "noises", "plane", "pool", "pulls", "stride", "sums"
+        "_native", "energy", "extra", "filtered", "joined", "last", "like", "noises", "plane", "pool", "pulls",
+        "stride", "sums",
     )  # fmt: skip
 
     def __init__(self, x: Tensor, y: Tensor, log_var: Tensor, first_row: int, spec: Spec) -> None:
@@ -72,6 +73,22 @@ class Plan:
         # The backward pass of pooling asks for its input, and looks at its sizes alone.
         wanted = spec.pool and self.pulls is None and not _own_transpose(*spec.pool)
         self.like = torch.empty_like(self.energy) if wanted else None
+        self._native: Any = None  # for `native.module.noisy`; False where it has no such plan
+
+    def native(self) -> Any:
+        """Return this plan for `native.module.noisy`, None where that is not there or some steps are not kernels."""
+        if self._native is None and native.module is not None:
+            self._native = self._for_native()
+        return self._native or None
+
+    def _for_native(self) -> Any:
+        whole, pulls = self.joined is None and self.filtered is None, self.pulls
+        if pulls is None or (whole and (self.pool or self.extra)):
+            return False
+        ahead = (self.joined, self.sums.total, self.filtered, self.noises.add if whole else None)
+        back = (pulls.sums, pulls.log_var, pulls.both, pulls.added)
+        likes = (self.energy, self.plane, pulls.scratch)
+        return native.module.plan(*ahead, *back, *likes, self.stride, self.last, asked)
 
 
 def _own_transpose(window: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:

@@ -58,14 +58,14 @@ def own_gradient(node: Any, grad: Tensor, x: Tensor, last: bool) -> Tensor | Non
     found: Tensor | None
     if not last or x.ndim == 2:
         found = node(grad)[_places[type(node)]]
-        return _asked(node, grad, x) if found is None else found
+        return asked(node, grad, x) if found is None else found
     grad = grad.view(-1, grad.shape[-1])
     found = node(grad)[_places[type(node)]]
     # By the tensor, not by its sizes: PyTorch takes three times as long to read those.
-    return _asked(node, grad, x) if found is None else found.view_as(x)
+    return asked(node, grad, x) if found is None else found.view_as(x)
 
 
-def _asked(node: Any, grad: Tensor, x: Tensor) -> Tensor | None:
+def asked(node: Any, grad: Tensor, x: Tensor) -> Tensor | None:
     """Return the gradient of x where a backward pass is for some tensors only (torch.autograd.grad).
 
     Autograd then asks of each node whether it was met on the way to them. Between a layer's product and its x may be a

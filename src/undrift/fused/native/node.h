@@ -1,0 +1,236 @@
+// A layer's noise as one node of autograd, as `layer` and `own` have it in Python.
+
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <typeindex>
+#include <unordered_map>
+
+#include "row.h"
+
+// What lets go of a chain of nodes without recursion; where nodes count themselves, it is neither there nor asked for.
+namespace torch::autograd {
+TORCH_API void deleteNode(Node* function);
+}
+
+namespace undrift {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+// The standard library's pointer in PyTorch 2.11, PyTorch's own in 2.13.
+using NodePtr = std::decay_t<decltype(std::declval<Tensor>().grad_fn())>;
+
+template <class Made>
+auto make_node(std::shared_ptr<Node>*) {
+  return std::shared_ptr<Made>(new Made(), torch::autograd::deleteNode);
+}
+template <class Made, class Pointer>
+auto make_node(Pointer*) {
+  return c10::make_intrusive<Made>();
+}
+
+struct Plan {
+  static constexpr const char* name = "undrift.Plan";
+
+  Call joined, summed, filtered, add;     // forward: energy and noise at once, or after each other, filtered or not
+  Call sums, log_var, both, added;        // backward: sums; log_var's gradient; and x's, alone or with the layer's own
+  Like energy, plane, scratch;
+  std::vector<int64_t> strides;           // of y
+  bool last = false;                      // channels are the last dimension, and all others one of a matrix
+  PyObject* asked = nullptr;              // own.asked
+  ~Plan() { drop(asked); }
+
+  // Returns y with its noise, and the plane.
+  std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& y, const Tensor& var, const Tensor& key) {
+    Tensor out = empty_as(y), under = energy.empty();
+    if (joined) {
+      joined({x, y, var, key, out, under});
+      return {out, under};
+    }
+    summed({x, under});
+    if (add) {
+      add({y, under, var, key, out});
+      return {out, under};
+    }
+    Tensor windows = plane.empty();
+    filtered({y, under, var, key, out, windows});
+    return {out, windows};
+  }
+};
+
+constexpr int view = -1, other = -2;
+
+// Which input of a node is its layer's: a bias comes before it. A linear layer makes a matrix of its vectors first, and
+// vectors of the product.
+inline int place_of(const Node& node) {
+  static std::unordered_map<std::type_index, int> places;  // names are made anew each time
+  const std::type_index kind(typeid(node));
+  const auto known = places.find(kind);
+  if (known != places.end()) return known->second;
+  const std::string called = node.name();
+  int place = other;
+  if (called == "ConvolutionBackward0" || called == "MmBackward0") place = 0;
+  if (called == "AddmmBackward0") place = 1;
+  if (called == "ViewBackward0" || called == "UnsafeViewBackward0") place = view;
+  return places[kind] = place;
+}
+
+// Somebody who waits for a gradient of y itself would never hear of it.
+inline bool hooked(Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() || !node.pre_hooks().empty() ||
+      !node.post_hooks().empty();
+}
+
+// The node of a layer's product y, and where its input is; nothing where y is something else.
+inline std::pair<NodePtr, int> own_of(const Tensor& y) {
+  NodePtr node = y.grad_fn();
+  if (!node || hooked(*node)) return {};
+  int place = place_of(*node);
+  if (place == view) {
+    node = node->next_edge(0).function;
+    if (!node || hooked(*node)) return {};
+    place = place_of(*node);
+  }
+  return place < 0 ? std::pair<NodePtr, int>{} : std::make_pair(node, place);
+}
+
+struct NoisyBackward : public Node {
+  std::shared_ptr<Plan> plan;
+  SavedVariable x, var;
+  Tensor plane, key;
+  NodePtr own;
+  int own_place = 0;
+  std::shared_ptr<Written> into;
+  std::shared_ptr<Alive> alive;
+  int64_t place = 0;
+
+  std::string name() const override { return "NoisyBackward"; }
+
+  void release_variables() override {
+    x.reset_data();
+    var.reset_data();
+    plane.reset();
+    own = NodePtr();
+    alive.reset();
+  }
+
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return variable_list(3);
+    const bool twice = at::GradMode::is_enabled() && grads[0].requires_grad();
+    at::AutoGradMode mode(false);
+    variable_list found = once(grads[0]);
+    if (!twice) return found;
+    // A second derivative is asked for, and there is none.
+    for (Tensor& each : found) {
+      if (!each.defined()) continue;
+      variable_list given{each.detach().set_requires_grad(true)};
+      at::AutoGradMode on(true);
+      torch::autograd::DelayedError error(
+          "trying to differentiate twice a function that was marked with @once_differentiable", 1);
+      each = error.apply(std::move(given))[0];
+    }
+    return found;
+  }
+
+  variable_list once(Tensor grad) {
+    const Tensor log_var = var.unpack();
+    Tensor given = x.unpack(), mine, grad_x;
+    if (grad.strides() != at::IntArrayRef(plan->strides)) {  // once, for us and for the layer
+      grad = at::empty_strided(grad.sizes(), plan->strides, grad.options()).copy_(grad);
+    }
+    const bool owned = static_cast<bool>(own);
+    if (owned) {
+      mine = own_gradient(grad, given);
+      if (!mine.defined()) {
+        given = Tensor();  // this backward pass asks for nothing before this layer
+      } else if (mine.strides() != given.strides() || mine.scalar_type() != grad.scalar_type()) {
+        mine = at::empty_strided(given.sizes(), given.strides(), grad.options()).copy_(mine);
+      }
+    }
+    at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor scratch = plan->scratch.empty();
+    const Tensor grad_var = !into ? empty_as(log_var) : into->of(place);
+    plan->sums({grad, plane, log_var, key, scratch});
+    if (!given.defined()) {
+      plan->log_var({scratch, grad_var});
+    } else if (!mine.defined()) {
+      grad_x = empty_as(given);
+      plan->both({given, scratch, given, grad_x, grad_var});
+    } else {
+      grad_x = plan->added.tried() && mine.scalar_type() == given.scalar_type() ? mine : empty_as(given);
+      plan->added({given, scratch, mine, grad_x, grad_var});
+    }
+    return {grad_x, owned ? Tensor() : grad, into ? Tensor() : grad_var};
+  }
+
+  Tensor own_gradient(Tensor grad, const Tensor& given) {
+    const bool rows = plan->last && given.dim() != 2;
+    if (rows) grad = grad.view({-1, grad.size(-1)});
+    Tensor found = (*own)({grad})[own_place];
+    if (found.defined()) return rows ? found.view(given.sizes()) : found;
+    // A pass for some tensors only: Python knows whether x is on the way to them.
+    Gil gil;
+    PyObject* node = torch::autograd::functionToPyObject(own);
+    PyObject* g = THPVariable_Wrap(grad);
+    PyObject* v = THPVariable_Wrap(given);
+    PyObject* answer = PyObject_CallFunctionObjArgs(plan->asked, node, g, v, nullptr);
+    Py_DECREF(node);
+    Py_DECREF(g);
+    Py_DECREF(v);
+    if (answer == nullptr) raise_python();
+    if (answer != Py_None) found = tensor(answer);
+    Py_DECREF(answer);
+    return found;
+  }
+};
+
+// Returns y with its noise.
+//
+//   edge     what log_var's gradient goes to
+//   into     where it is written instead, at a place; pass: whose row that is
+//   whole    y is the layer's product and nothing else
+inline Tensor noisy(const std::shared_ptr<Plan>& plan, const Tensor& x, const Tensor& y, const Tensor& log_var,
+                    const Tensor& key, const Tensor& edge, std::shared_ptr<Written> into, int64_t place, PyObject* pass,
+                    bool whole) {
+  Tensor out, plane;
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    std::tie(out, plane) = plan->forward(x, y, log_var, key);
+  }
+  if (!at::GradMode::is_enabled()) return out;
+  NodePtr own;
+  int own_place = 0;
+  if (whole) std::tie(own, own_place) = own_of(y);
+  auto wants = [](const Tensor& t, bool asked = true) {
+    return asked && t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge();
+  };
+  torch::autograd::edge_list edges{wants(x), wants(y, !own), wants(edge)};
+  if (!edges[0].is_valid() && !edges[1].is_valid() && !edges[2].is_valid()) return out;
+  auto node = make_node<NoisyBackward>(static_cast<NodePtr*>(nullptr));
+  node->plan = plan;
+  if (x.requires_grad()) node->x = SavedVariable(x, false);
+  node->var = SavedVariable(log_var, false);
+  node->plane = std::move(plane);
+  node->key = key;
+  node->own = std::move(own);
+  node->own_place = own_place;
+  if (into) {
+    node->place = place;
+    node->alive = into->alive.lock();
+    if (!node->alive) into->alive = node->alive = std::make_shared<Alive>(pass);
+    node->into = std::move(into);
+  }
+  node->set_next_edges(std::move(edges));
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+}  // namespace undrift
