@@ -57,40 +57,48 @@ def test_it_is_python_s_noise_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Deep(nn.Module):
-    """Rows of a matrix, vectors, trained weights, no bias, strides, a layer that is not met as it was."""
+    """Images less their mean, large windows, groups, rows of a matrix and one of them, no bias, strides."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.body = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False)
         self.norm, self.grouped = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.large, self.wide = nn.Conv2d(8, 8, 4, 2, 2), nn.Conv2d(8, 8, 5, padding=2)
         self.rows, self.head = nn.Linear(8, 16, bias=False), nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.body(torch.relu(self.stem(x)))).relu()
-        x = self.grouped(x).flatten(2).transpose(1, 2).contiguous()
-        out: Tensor = self.head(self.rows(x).relu().mean(1))
+        x = self.wide(self.large(self.grouped(x))).flatten(2).transpose(1, 2).contiguous()
+        out: Tensor = self.head(self.rows(x).relu()[:, 0])
         return out
 
 
 @triton
 @numpys
 @pytest.mark.parametrize("trained", ["", "body", "rows"])
-def test_layers_of_every_kind(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("energy", ["square", "offset", "centred"])
+def test_layers_of_every_kind(energy: str, trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for how in ("native", "python"):
         use(how, monkeypatch)
         device = on_kernels(monkeypatch)
         torch.manual_seed(0)
-        model = undrift.perturb(Deep().to(device), linear_sharing="kernel", init_fraction=0.3, norm_statistics="batch")
+        rest = {"linear_sharing": "kernel", "init_fraction": 0.3, "norm_statistics": "batch"}
+        if energy != "centred":  # that of images alone is quick
+            rest |= {"energy": energy}
+        model = undrift.perturb(Deep().to(device), first_energy=energy, energy_offset=0.1, **rest)
         model.reseed(1)
         if trained:
             model.net.get_submodule(trained).weight.requires_grad_()
         for _ in range(2):
             step(model)
+        assert nodes(model(images(device))).count("NoisyBackward") == (7 if how == "native" else 0)
         rows = [*step(model), *step(model)]
         found.append(rows)
         assert all(each is None or each.isfinite().all() for each in rows)
-        assert sum(each is not None for each in rows) >= 2 * (2 + len(model.noises()) + bool(trained))
+        assert sum(each is not None for each in rows) == 2 * (
+            1 + len([p for p in model.parameters() if p.requires_grad])
+        )
     for mine, theirs in zip(*found, strict=True):
         assert (mine is None and theirs is None) or mine.equal(theirs)
 

@@ -11,7 +11,6 @@ from torch.nn.modules.module import _global_forward_hooks
 
 from undrift import layers
 from undrift._errors import UndriftError
-from undrift._likeness import likeness
 from undrift.fused import add_noise, narrowed, normal, quick, square_sum
 from undrift.fused.known import Known
 from undrift.fused.layer import noisy, plan_of
@@ -144,27 +143,31 @@ class Noise(nn.Module):
             return None
         now, given = self._key[0].ready, x
         place = rank() if now is None else now.rank  # asked for once a pass
+        means: tuple[int, ...] = ()
         if self.energy == "centred":
             if x.requires_grad:
                 return None
-            x = centred(layer, x)  # images: nothing goes back through their mean
+            means, x = positions(layer, x), centred(layer, x)  # images: nothing goes back through their mean
         log_var: Any = self._parameters.get("log_var")  # nn.Module looks elsewhere first
         if log_var is None:  # a parametrization makes it
             return None
         offset = self.offset if self.energy == "offset" else 0.0
         plan = plan_of(layer, x, y, log_var, offset, place)
-        if plan is None:
+        copied = plan is None
+        if copied:
             # One token of a row of them, say: its copy takes a tenth of the time of the longer way.
             x = dense(x, isinstance(layer, nn.Linear))
             plan = plan_of(layer, x, y, log_var, offset, place)
-            if plan is None:
-                return None
+        if plan is None:
+            return None
         if key.get_device() != x.get_device():
             key = key.to(x.device)
-        elif now is not None and x is given and (self._known is None or self._known.layer() is layer):
+        elif now is not None and (self._known is None or self._known.layer() is layer):
             # Of a weight that two layers share, the first is known: else each would be forgotten for the other.
-            alike = likeness(x, y, log_var)
-            vars(self)["_known"] = None if alike is None else Known(layer, self.number, x, y, log_var, plan, now, alike)
+            known = Known(layer, self.number, given, y, log_var, plan, now, means, copied)
+            # Of an input that is prepared, one thing at a time: not centred and copied, nor cast alone.
+            usable = known.add is not None and (x is given or bool(means) is not copied)
+            vars(self)["_known"] = known if usable else None
         return noisy(x, y, log_var, key, plan, alone(layer, self))
 
     def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -274,9 +277,13 @@ def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> 
 
 def centred(layer: nn.Module, x: Tensor) -> Tensor:
     """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
-    x = x.to(wide(x.dtype))
-    positions = tuple(range(1, x.ndim - 1)) if isinstance(layer, nn.Linear) else tuple(range(2, x.ndim))
-    return x - x.mean(dim=positions, keepdim=True) if positions else x
+    x, among = x.to(wide(x.dtype)), positions(layer, x)
+    return x - x.mean(dim=among, keepdim=True) if among else x
+
+
+def positions(layer: nn.Module, x: Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a layer's input that are neither samples nor channels."""
+    return tuple(range(1, x.ndim - 1)) if isinstance(layer, nn.Linear) else tuple(range(2, x.ndim))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:

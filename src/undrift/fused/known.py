@@ -5,7 +5,6 @@ So a layer's noise keeps one such answer, and asks whether it still holds: of th
 the layer by one for all of its settings. Whatever has changed is looked up again, the longer way.
 """
 
-from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks
 
+from undrift._likeness import likeness
 from undrift._pass import Pass
 from undrift.fused import native
 from undrift.fused.dispatch import _forced
@@ -37,16 +37,18 @@ class Known:
         log_var: its log-variances.
         plan: of all three.
         now: the pass that they belong to.
-        alike: whether three tensors are like x, y and the log-variances.
+        centred: positions that the input has its mean taken off over, before the energy sees it.
+        copied: whether the input is copied before.
 
     Attributes:
         add: what adds noise to an output, given pass, layer, noise, x and y; it returns None where something is not as
-            it was, and has done nothing then. Without Python, where that can be (`native`).
+            it was, and has done nothing then. Without Python, where that can be (`native`). None: it is to be looked up
+            each time, as PyTorch has no guards, or Python would have to prepare the input.
     """
 
     __slots__ = ("add", "alike", "device", "forced", "layer", "names", "number", "owns", "plan", "rank", "settings")
 
-    add: Callable[[Pass, nn.Module, nn.Module, Tensor, Tensor], Tensor | None]
+    add: Any
 
     def __init__(
         self,
@@ -57,23 +59,25 @@ class Known:
         log_var: Tensor,
         plan: Plan,
         now: Pass,
-        alike: Callable[..., bool],
+        centred: tuple[int, ...] = (),
+        copied: bool = False,
     ) -> None:
-        self.layer, self.number, self.plan, self.alike = ref(layer), number, plan, alike
+        self.layer, self.number, self.plan = ref(layer), number, plan
         self.device, self.rank, self.forced = x.get_device(), now.rank, _forced[-1]
         self.owns = plan.pulls is not None and x.requires_grad
         self.names = _LINEAR if isinstance(layer, nn.Linear) else _CONVOLUTION
         self.settings: tuple[Any, ...] = _settings[self.names](layer)
+        self.alike = likeness(x, y, log_var)
+        self.add = None if self.alike is None or centred or copied else self._add
         made = plan.native()
-        if made is None:
-            self.add = self._add
-        else:
-            rest = (layer, self.names, _forced, _global_forward_hooks, alone)
+        if made is not None:
+            rest = (layer, self.names, _forced, _global_forward_hooks, alone, centred, copied)
             met = native.module.met(made, number, now.rank, x, y, log_var, self.owns, *rest)
             self.add = partial(native.module.again, met)
 
     def _add(self, now: Pass, layer: nn.Module, noise: nn.Module, x: Tensor, y: Tensor) -> Tensor | None:
         number, plan = self.number, self.plan
+        assert self.alike is not None, "else it has nothing to add"
         log_var: Any = noise._parameters.get("log_var")
         if (
             log_var is None  # a parametrization makes it

@@ -73,22 +73,24 @@ class Plan:
         # The backward pass of pooling asks for its input, and looks at its sizes alone.
         wanted = spec.pool and self.pulls is None and not _own_transpose(*spec.pool)
         self.like = torch.empty_like(self.energy) if wanted else None
-        self._native: Any = None  # for `native.module.noisy`; False where it has no such plan
+        self._native: Any = None
 
     def native(self) -> Any:
-        """Return this plan for `native.module.noisy`, None where that is not there or some steps are not kernels."""
+        """Return this plan for `native.module`, None where that is not there."""
         if self._native is None and native.module is not None:
             self._native = self._for_native()
-        return self._native or None
+        return self._native
 
     def _for_native(self) -> Any:
-        whole, pulls = self.joined is None and self.filtered is None, self.pulls
-        if pulls is None or (whole and (self.pool or self.extra)):
-            return False
-        ahead = (self.joined, self.sums.total, self.filtered, self.noises.add if whole else None)
-        back = (pulls.sums, pulls.log_var, pulls.both, pulls.added)
-        likes = (self.energy, self.plane, pulls.scratch)
-        return native.module.plan(*ahead, *back, *likes, self.stride, self.last, asked)
+        pulls, noises = self.pulls, self.noises
+        none: tuple[Call | None, ...] = (None, None, None)
+        back = (pulls.sums, pulls.log_var, pulls.both, pulls.added, None, None) if pulls is not None else (
+            noises.sums, *none, noises.finish, self.sums.gradient
+        )  # fmt: skip
+        scratch = self.energy.new_empty(1).expand(noises.partial) if pulls is None else pulls.scratch
+        pool = tuple(number for pair in self.pool[:3] for number in pair)
+        rest = (self.energy, self.plane, scratch, self.like, pool, self.extra, self.stride, self.last, asked)
+        return native.module.plan(self.joined, self.sums.total, self.filtered, noises.add, *back, *rest)
 
 
 def _own_transpose(window: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]) -> bool:

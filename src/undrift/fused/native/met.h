@@ -3,6 +3,8 @@
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/sub.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
@@ -78,6 +80,8 @@ struct Met {
   PyTypeObject* type;                              // of the layer
   std::vector<std::pair<Ref, Ref>> settings;       // names and values of all that its plan follows from
   Ref forced_by, forced, hooks_of_all, alone;      // dispatch._forced, what it said; all modules' hooks; own.alone
+  std::vector<int64_t> centred;                    // positions over which x has its mean taken off
+  bool copied;                                     // x is a part of something else, and copied first
 
   // `Known.add`; None where something is not as it was: nothing has been done then.
   PyObject* again(PyObject* now, PyObject* layer, PyObject* noise, PyObject* given, PyObject* made) const {
@@ -100,7 +104,9 @@ struct Met {
     const Tensor& key = THPVariable_Unpack(PyTuple_GET_ITEM(keys.object, 2 * place));
     if (key.device() != x.device) return unknown();
     const Tensor& variances = THPVariable_Unpack(var);
-    if (row == Py_None) return added(calls, layer, noise, given, made, variances, key, variances, nullptr, now);
+    if (row == Py_None || !plan->folded()) {
+      return added(calls, layer, noise, given, made, variances, key, variances, nullptr, now);
+    }
     const Ref rows(row, log_vars_), gradients(row, gradients_), handle(row, handle_), native(gradients, native_);
     if (PyList_GET_ITEM(rows.object, place) != var) {
       return added(calls, layer, noise, given, made, variances, key, variances, nullptr, now);
@@ -120,8 +126,17 @@ struct Met {
     static PyObject* zero = PyLong_FromLong(0);
     if (PyDict_SetItem(calls, number, zero) != 0) raise_python();
     const bool whole = owns && at::GradMode::is_enabled() && is_alone(layer, noise);
+    const Tensor& images = THPVariable_Unpack(given);
+    const Tensor x = !centred.empty() ? less_mean(images) : copied ? images.contiguous() : images;
     return THPVariable_Wrap(
-        noisy(plan, THPVariable_Unpack(given), THPVariable_Unpack(made), var, key, edge, std::move(into), place, now, whole));
+        noisy(plan, x, THPVariable_Unpack(made), var, key, edge, std::move(into), place, now, whole));
+  }
+
+  // `noise.centred`, of what wants no gradient.
+  Tensor less_mean(const Tensor& images) const {
+    at::AutoDispatchBelowADInplaceOrView below;
+    const Tensor full = images.to(at::kFloat);
+    return at::sub(full, at::mean(full, centred, /*keepdim=*/true));
   }
 
   // `own.alone`, for a layer with one hook; others are Python's to look at.

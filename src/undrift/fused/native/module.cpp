@@ -49,19 +49,23 @@ PyObject* launch(PyObject*, PyObject* const* given, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// plan(eight calls or None, energy, plane, scratch, strides, last, own.asked)
+// plan(ten calls or None, energy, plane, scratch, energy for a box filter's gradient or None, the filter's six numbers or
+// (), extra, strides, last, own.asked)
 PyObject* plan(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  expect(count, 14);
+  expect(count, 19);
   auto made = std::make_shared<Plan>();
   Plan& p = *made;
-  Call* calls[] = {&p.joined, &p.summed, &p.filtered, &p.add, &p.sums, &p.log_var, &p.both, &p.added};
+  Call* calls[] = {&p.joined, &p.summed, &p.filtered, &p.add, &p.sums, &p.log_var, &p.both, &p.added, &p.finish, &p.spread};
   for (Call* call : calls) call->take(*given++);
   Like* likes[] = {&p.energy, &p.plane, &p.scratch};
   for (Like* like : likes) *like = Like(tensor(*given++));
-  p.strides = integers(given[0]);
-  p.last = given[1] == Py_True;
-  p.asked = Py_NewRef(given[2]);
+  if (given[0] != Py_None) p.like = tensor(given[0]);
+  p.pool = integers(given[1]);
+  p.extra = PyFloat_AsDouble(given[2]);
+  p.strides = integers(given[3]);
+  p.last = given[4] == Py_True;
+  p.asked = Py_NewRef(given[5]);
   return capsule(std::move(made));
   END_HANDLE_TH_ERRORS
 }
@@ -107,10 +111,10 @@ PyObject* take(PyObject*, PyObject* const* given, Py_ssize_t count) {
 }
 
 // met(plan, number, rank, x, y, log_var, whether its own gradient is x's too, layer, names of its settings,
-// dispatch._forced, all modules' hooks, own.alone)
+// dispatch._forced, all modules' hooks, own.alone, positions that x is centred over or (), whether x is copied first)
 PyObject* met(PyObject*, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  expect(count, 12);
+  expect(count, 14);
   auto ref = [](PyObject* object) { return Ref(Py_XNewRef(object)); };
   std::vector<std::pair<Ref, Ref>> settings;
   for (Py_ssize_t i = 0; i < PyTuple_Size(given[8]); ++i) {
@@ -121,7 +125,8 @@ PyObject* met(PyObject*, PyObject* const* given, Py_ssize_t count) {
   return capsule(std::make_shared<Met>(Met{
       held<Plan>(given[0]), ref(given[1]), PyLong_AsLong(given[1]), PyLong_AsLong(given[2]), seen(3), seen(4), seen(5),
       given[6] == Py_True, Py_TYPE(given[7]), std::move(settings), ref(given[9]),
-      ref(PyList_GetItem(given[9], PyList_Size(given[9]) - 1)), ref(given[10]), ref(given[11])}));
+      ref(PyList_GetItem(given[9], PyList_Size(given[9]) - 1)), ref(given[10]), ref(given[11]),
+      integers(given[12]), given[13] == Py_True}));
   END_HANDLE_TH_ERRORS
 }
 

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/avg_pool2d_backward.h>
+#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -40,13 +43,19 @@ auto make_node(Pointer*) {
 struct Plan {
   static constexpr const char* name = "undrift.Plan";
 
-  Call joined, summed, filtered, add;     // forward: energy and noise at once, or after each other, filtered or not
-  Call sums, log_var, both, added;        // backward: sums; log_var's gradient; and x's, alone or with the layer's own
+  Call joined, summed, filtered, add;  // forward: energy and noise at once, or after each other, filtered or not
+  Call sums, log_var, both, added;     // backward: sums; log_var's gradient; x's, alone or with the layer's own …
+  Call finish, spread;                 // … or, where there are groups or large windows, step by step
   Like energy, plane, scratch;
-  std::vector<int64_t> strides;           // of y
-  bool last = false;                      // channels are the last dimension, and all others one of a matrix
-  PyObject* asked = nullptr;              // own.asked
+  Tensor like;                         // the energy's sizes, for the gradient of a box filter that is not its own
+  std::vector<int64_t> pool;           // window, stride and padding, each down and across; of a filter by PyTorch
+  double extra = 0;                    // a constant energy that no kernel adds
+  std::vector<int64_t> strides;        // of y
+  bool last = false;                   // channels are the last dimension, and all others one of a matrix
+  PyObject* asked = nullptr;           // own.asked
   ~Plan() { drop(asked); }
+
+  bool folded() const { return static_cast<bool>(both); }
 
   // Returns y with its noise, and the plane.
   std::pair<Tensor, Tensor> forward(const Tensor& x, const Tensor& y, const Tensor& var, const Tensor& key) {
@@ -56,14 +65,45 @@ struct Plan {
       return {out, under};
     }
     summed({x, under});
-    if (add) {
-      add({y, under, var, key, out});
-      return {out, under};
+    if (filtered) {
+      Tensor windows = plane.empty();
+      filtered({y, under, var, key, out, windows});
+      return {out, windows};
     }
-    Tensor windows = plane.empty();
-    filtered({y, under, var, key, out, windows});
-    return {out, windows};
+    if (extra != 0) under.add_(extra);
+    if (!pool.empty()) under = box(under);
+    add({y, under, var, key, out});
+    return {out, under};
   }
+
+  // Returns the gradients of x, where it is given, and of log_var, of a layer that is not folded.
+  std::pair<Tensor, Tensor> gradients(const Tensor& grad, const Tensor& x, const Tensor& under, const Tensor& var,
+                                      const Tensor& key) {
+    const Tensor parts = scratch.empty();
+    Tensor grad_plane = empty_as(under), grad_var, grad_x;
+    if (finish) {
+      grad_var = empty_as(var);
+      sums({grad, under, var, key, parts});
+      finish({parts, under, grad_plane, grad_var});
+    } else {
+      sums({grad, under, var, key, grad_plane, parts});
+      grad_var = at::sum(parts, 0).to(var.scalar_type());
+    }
+    if (!x.defined()) return {grad_x, grad_var};
+    if (like.defined()) {
+      grad_plane = at::avg_pool2d_backward(grad_plane, like, part(0), part(1), part(2), false, true, 1);
+    } else if (!pool.empty()) {
+      grad_plane = box(grad_plane);  // its own transpose
+    }
+    grad_x = empty_as(x);
+    spread({x, grad_plane, grad_x});
+    return {grad_x, grad_var};
+  }
+
+ private:
+  at::IntArrayRef part(size_t which) const { return {pool.data() + 2 * which, 2}; }
+  // Sizes are rounded down, padding counts, and the sum is divided by 1.
+  Tensor box(const Tensor& t) const { return at::avg_pool2d(t, part(0), part(1), part(2), false, true, 1); }
 };
 
 constexpr int view = -1, other = -2;
@@ -156,8 +196,12 @@ struct NoisyBackward : public Node {
       }
     }
     at::AutoDispatchBelowADInplaceOrView below;
+    if (!plan->folded()) {
+      auto [grad_given, grad_var] = plan->gradients(grad, given, plane, log_var, key);
+      return {grad_given, grad, grad_var};
+    }
     const Tensor scratch = plan->scratch.empty();
-    const Tensor grad_var = !into ? empty_as(log_var) : into->of(place);
+    const Tensor grad_var = into ? into->of(place) : empty_as(log_var);
     plan->sums({grad, plane, log_var, key, scratch});
     if (!given.defined()) {
       plan->log_var({scratch, grad_var});
@@ -173,9 +217,13 @@ struct NoisyBackward : public Node {
 
   Tensor own_gradient(Tensor grad, const Tensor& given) {
     const bool rows = plan->last && given.dim() != 2;
-    if (rows) grad = grad.view({-1, grad.size(-1)});
+    auto viewed = [](const Tensor& t, at::IntArrayRef sizes) {
+      at::AutoDispatchBelowADInplaceOrView below;  // nobody differentiates these
+      return t.view(sizes);
+    };
+    if (rows) grad = viewed(grad, {-1, grad.size(-1)});
     Tensor found = (*own)({grad})[own_place];
-    if (found.defined()) return rows ? found.view(given.sizes()) : found;
+    if (found.defined()) return rows ? viewed(found, given.sizes()) : found;
     // A pass for some tensors only: Python knows whether x is on the way to them.
     Gil gil;
     PyObject* node = torch::autograd::functionToPyObject(own);
@@ -208,7 +256,7 @@ inline Tensor noisy(const std::shared_ptr<Plan>& plan, const Tensor& x, const Te
   if (!at::GradMode::is_enabled()) return out;
   NodePtr own;
   int own_place = 0;
-  if (whole) std::tie(own, own_place) = own_of(y);
+  if (whole && plan->folded()) std::tie(own, own_place) = own_of(y);
   auto wants = [](const Tensor& t, bool asked = true) {
     return asked && t.requires_grad() ? torch::autograd::impl::gradient_edge(t) : Edge();
   };
