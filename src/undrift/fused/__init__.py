@@ -7,7 +7,8 @@
 `plain` says all of it in PyTorch's own operators and is what everything else is tested against; `kernels`
 (and `kernels_grouped`, `kernels_keys`) are Triton's, `trial` finds out whether they run, `launch` calls them, `layer`
 makes one node of autograd of a whole layer, by the fewer and larger `kernels_layer` that `folded` calls where they pay,
-with the layer's `own` gradient in it, and what was `known` of the layer a pass ago is not looked up again;
+with the layer's `own` gradient in it, and what was `known` of the layer a pass ago is not looked up again; `native` is
+all of that for such a layer, without Python;
 `cpu` works in pieces that stay in a core's cache; `operators` and `traced`
 register the functions with torch.library, with the `gradients` that both have, and in a graph that holds the KL too,
 all log-variances are `shared`.
