@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fused_support import use
-
 # Without a GPU Triton's kernels run in its interpreter. Triton reads this when it is imported, which the compiler does.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -28,6 +26,8 @@ def _seed() -> None:
 @pytest.fixture(params=["native", "python"])
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let layers that were met before have their noise in C++, or in Python."""
+    from fused_support import use  # imports Triton
+
     name: str = request.param
     use(name, monkeypatch)
     return name

@@ -1,6 +1,9 @@
 """The C++ for a layer's noise: compiled beside the first steps, loaded once it is there; steps do without, too."""
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -45,7 +48,8 @@ def given(tmp_path: Path) -> str:
     if isinstance(module, str):
         pytest.skip(module)
     last = "for last; do :; done"
-    return f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; {last}; cp {module.__file__} $last"
+    size = Path(module.__file__).stat().st_size - native.compiler.DIGEST
+    return f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; {last}; head -c {size} {module.__file__} > $last"
 
 
 def seen(tmp_path: Path) -> list[str]:
@@ -66,7 +70,7 @@ def test_steps_go_on_until_it_is_there(tmp_path: Path, compiler: Compiler) -> No
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert hasattr(native.module, "again")
-    assert seen(tmp_path) == [".log", ".so"]
+    assert seen(tmp_path) == [".lock", ".so"]
     assert (tmp_path / "caches" / "undrift").stat().st_mode & 0o077 == 0
 
 
@@ -103,8 +107,48 @@ def test_what_cannot_be_compiled_is_said_once(script: str, why: str, tmp_path: P
     with pytest.warns(UndriftWarning, match=f"({why}).*Needed: a C\\+\\+20 compiler.*Install.*{native.ENVIRONMENT}=0"):
         native.look(wait=True)
     assert (native.module, native.pending) == (None, False)
-    assert {".log"} <= set(seen(tmp_path)) <= {".log", ".so"}
+    assert seen(tmp_path) == ([".lock", ".so"] if "ELF" in why else [".lock"])
     native.look(wait=True)  # an error if it warned again
+
+
+@pytest.mark.parametrize("left", [50_000, -1, 10])
+def test_what_is_broken_is_compiled_again(left: int, tmp_path: Path, compiler: Compiler) -> None:
+    """A part of a library would end the process that loads it; so would one with other bytes."""
+    (tmp_path / "go").touch()
+    compiler(given(tmp_path))
+    native.look(wait=True)
+    content = native.built().read_bytes()
+    native.built().unlink()  # this process has it open
+    native.built().write_bytes(content[:left] if left != 10 else content[:9000] + b"?" + content[9001:])
+    native._compiling.cache_clear()
+    native.module, native.pending = None, True
+    native.look()
+    assert native.pending  # it was taken away
+    native.look(wait=True)
+    assert native.module is not None
+    assert native.built().read_bytes() == content
+
+
+def test_somebody_else_s_is_not_loaded(tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "go").touch()
+    compiler(given(tmp_path))
+    native.look(wait=True)
+    native.module, native.pending = None, True
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if native.built().stat().st_uid == 0:
+        os.chown(native.built(), 54321, -1)
+    with pytest.warns(UndriftWarning, match="belongs to somebody else"):
+        native.look()
+
+
+def test_several_processes_compile_once(tmp_path: Path, compiler: Compiler) -> None:
+    place, program = tmp_path / "made.so", tmp_path / "compiler"
+    compiler(f"echo x >> {tmp_path}/ran; sleep 0.3; for last; do :; done; echo library > $last")
+    words = [sys.executable, native.compiler.__file__, str(place), str(program)]
+    running = [subprocess.Popen(words) for _ in range(3)]
+    assert [process.wait() for process in running] == [0, 0, 0]
+    assert (tmp_path / "ran").read_text() == "x\n"
+    assert native.compiler.whole(place.read_bytes())
 
 
 @pytest.mark.parametrize("missing", ["compiler", "folder", "home"])

@@ -142,6 +142,18 @@ def test_what_changes_between_a_pass_and_its_gradient_is_seen(monkeypatch: pytes
 
 @triton
 @numpys
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("how", ["native", "python"])
+def test_forward_differentiation_is_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not answered without a tangent."""
+    model = settled(monkeypatch, how)
+    x = images(model.key.step.device)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        model(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+@triton
+@numpys
 def test_a_hook_on_the_output_itself_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     model, heard = settled(monkeypatch), []
     model.net.head.register_forward_hook(

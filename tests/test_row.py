@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -246,6 +247,53 @@ def test_a_gradient_for_one_layer_goes_through_all(monkeypatch: pytest.MonkeyPat
     (kept,) = torch.autograd.grad(first, log_var, retain_graph=True)
     (first * 2).backward()
     torch.testing.assert_close(log_var.grad, 2 * kept)
+
+
+@triton
+@numpys
+@pytest.mark.parametrize("where", ["", "head"])
+def test_passes_for_other_tensors_in_the_middle_of_one(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook on a gradient asks for others', time and again: what layers have written so far stays."""
+    model = perturbed(on_kernels(monkeypatch))
+    x = torch.rand(2, 3, 2, 3, generator=torch.Generator().manual_seed(2)).to(model.key.step.device).requires_grad_()
+    found, held = [], []
+    model.net.head.register_forward_pre_hook(lambda _layer, args: held.append(args[0]))
+    for asked in (0, 6):
+        model.reseed(1)
+        held.clear()
+        for _ in range(2):
+            out = model(x)
+
+        parts = [out[0, place] for place in range(asked)]
+
+        def ask(_grad: Tensor, parts: list[Tensor] = parts) -> None:
+            while parts:  # once: these passes come by here, too
+                torch.autograd.grad(parts.pop(), x, retain_graph=True)
+
+        (held[-1] if where else out).register_hook(ask)
+        model.zero_grad()
+        (out.square().sum() + kl(model)).backward(retain_graph=True)
+        found.append([noise.log_var.grad for noise in model.noises()])
+    assert all(torch.equal(mine, want) for mine, want in zip(*found, strict=True))
+
+
+@triton
+@numpys
+def test_a_pass_whose_gradient_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise's gradients are then zeros, as those of other functions in Python."""
+
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, value: Tensor) -> Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(_ctx: Any, _grad: Tensor) -> None:
+            return None
+
+    model = perturbed(on_kernels(monkeypatch))
+    Nothing.apply(model(torch.rand(2, 3, 2, 3).to(model.key.step.device))).sum().backward()
+    assert all(noise.log_var.grad.eq(0).all() for noise in model.noises())
 
 
 def test_a_perturbation_that_was_removed_is_freed_at_once() -> None:

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from undrift._likeness import likeness
 from undrift.fused import native
 
-_MOST = 4  # backward passes at once whose gradients are kept; one for some tensors only may leave its own behind
-
 
 class Gradients:
     """What layers have written in a backward pass, until the row's node takes it."""
@@ -33,8 +31,14 @@ class Gradients:
         # The same for nodes that are not Python's; all of a pass write into one.
         self.native: Any = None if native.module is None else native.module.written(like, sizes)
 
-    def of(self, place: int) -> Tensor:
-        """Return where the layer at a place is to write its log-variances' gradient in this backward pass."""
+    def of(self, place: int, node: Any) -> Tensor:
+        """Return where the layer at a place is to write its log-variances' gradient in this backward pass.
+
+        Args:
+            node: the row's. A pass that does not come to it, one for other tensors, leaves nothing here.
+        """
+        if not torch._C._will_engine_execute_node(node):
+            return torch.empty_like(self.log_vars[place])
         if self.native is not None:
             there: Tensor = native.module.place(self.native, place)
             return there
@@ -43,8 +47,6 @@ class Gradients:
         if held is None:
             row = torch.empty_like(self.like)
             held = self.found[task] = (row, row.split(self.sizes), set())
-            if len(self.found) > _MOST:
-                del self.found[next(iter(self.found))]
         held[2].add(place)
         return held[1][place]
 

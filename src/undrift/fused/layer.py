@@ -209,7 +209,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
                 x = None
             elif mine.stride() != x.stride() or mine.dtype != grad.dtype:
                 mine = torch.empty_like(x, dtype=grad.dtype).copy_(mine)
-        grad_log_var = torch.empty_like(log_var) if into is None else into[0].of(into[1])
+        grad_log_var = torch.empty_like(log_var) if into is None else into[0].of(into[1], ctx.next_functions[-1][0])
         grad_x = plan.pulls.of(grad, x, plane, log_var, key, mine, grad_log_var)
         return grad_x, grad if node is None else None, grad_log_var if into is None else None, None
     grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)

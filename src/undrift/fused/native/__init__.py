@@ -27,10 +27,11 @@ from typing import Any
 import torch
 
 from undrift._errors import UndriftWarning
+from undrift.fused.native import compiler
 
 ENVIRONMENT = "UNDRIFT_NATIVE"
 SOURCE = Path(__file__).with_name("module.cpp")
-_TORCH = Path(torch.__file__).parent
+_TORCH, _LIBRARIES = Path(torch.__file__).parent, ("torch_python", "torch_cpu", "c10")
 
 module: Any = None  # `module.cpp`, once it is there
 # Nothing is known yet: `look`.
@@ -47,9 +48,9 @@ def look(wait: bool | None = None) -> None:
     if not pending:
         return
     try:
-        if not built().exists():
+        if not _there():
             _compiling().through(os.environ.get(ENVIRONMENT) == "wait" if wait is None else wait)
-        if built().exists():
+        if _there():
             module = _loaded(built())
             pending = False
     except (OSError, ImportError, AttributeError, RuntimeError) as error:
@@ -67,14 +68,29 @@ def look(wait: bool | None = None) -> None:
 def built() -> Path:
     """Return where the compiled module is kept: one for each source, PyTorch, Python and kind of machine."""
     sources = [path.read_bytes() for path in sorted(SOURCE.parent.glob("*.[ch]*"))]
-    about = (sources, torch.__version__, torch.version.git_version, sys.version, platform.machine())
-    mark = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+    against = [(_TORCH / "lib" / f"lib{name}.so").stat() for name in _LIBRARIES]
+    torchs = (torch.__version__, torch.version.git_version, [(each.st_size, each.st_mtime_ns) for each in against])
+    here = (sys.version, sysconfig.get_config_var("SOABI"), platform.machine(), platform.libc_ver())
+    mark = hashlib.sha256(repr((sources, torchs, here)).encode()).hexdigest()[:16]
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "undrift" / f"native-{mark}.so"
 
 
+def _there() -> bool:
+    """Return whether the module is there: whole, and nobody else's. What is broken is taken away."""
+    place = built()
+    if not place.exists():
+        return False
+    if place.stat().st_uid not in {os.geteuid(), 0}:
+        raise OSError(f"{place} belongs to somebody else")
+    if not compiler.whole(place.read_bytes()):
+        place.unlink()
+        return False
+    return True
+
+
 class _Compiler(threading.Thread):
-    """Runs the compiler, which goes on if this process ends, and leaves its output whole or not at all."""
+    """Runs the compiler, in a process that goes on if this one ends."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -85,17 +101,14 @@ class _Compiler(threading.Thread):
         self.command, self.failed = _command(found), ""
 
     def run(self) -> None:
-        there = built()
-        part, log = there.with_suffix(f".{os.getpid()}"), there.with_suffix(".log")
-        script = 'part=$1 there=$2; shift 2; "$@" -o "$part" && exec mv "$part" "$there"; rm -f "$part"; exit 1'
-        words = ["/bin/sh", "-c", script, "sh", str(part), str(there), *self.command]
+        place = built()
+        words = [sys.executable, "-I", compiler.__file__, str(place), *self.command]
         try:
-            there.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with log.open("wb") as said:
-                done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)  # noqa: S603
+            place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, start_new_session=True)  # noqa: S603
             if done.returncode:
-                lines = log.read_text(errors="replace").splitlines()
-                self.failed = next((line for line in lines if "error" in line), f"{self.command[0]} failed")[:300]
+                lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
+                self.failed = next((line for line in lines if "rror" in line), f"{self.command[0]} failed")[:300]
         except OSError as error:
             self.failed = str(error)
 
@@ -105,21 +118,23 @@ class _Compiler(threading.Thread):
             self.join()
         if self.failed:
             raise OSError(self.failed)
+        if not self.is_alive() and not _there():
+            raise OSError(f"what {self.command[0]} made is not there")
 
 
 @cache
 def _compiling() -> _Compiler:
-    compiler = _Compiler()
-    compiler.start()
-    return compiler
+    started = _Compiler()
+    started.start()
+    return started
 
 
-def _command(compiler: str) -> list[str]:
+def _command(program: str) -> list[str]:
     include = [_TORCH / "include", _TORCH / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
     return [
-        compiler, "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
+        program, "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *(f"-I{each}" for each in include),
-        str(SOURCE), f"-L{_TORCH / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10",
+        str(SOURCE), f"-L{_TORCH / 'lib'}", *(f"-l{each}" for each in _LIBRARIES),
     ]  # fmt: skip
 
 

@@ -43,7 +43,8 @@ struct Kernel {
 // A `calls.Call`. Until it has a kernel that was seen to write what Triton's own launch writes, it is called itself.
 struct Call {
   PyObject* call = nullptr;
-  std::atomic<const Kernel*> kernel{nullptr};
+  std::shared_ptr<Kernel> kept;
+  std::atomic<const Kernel*> kernel{nullptr};  // the same, for whoever has not Python's lock
 
   ~Call() { drop(call); }
   explicit operator bool() const { return call != nullptr; }
@@ -57,8 +58,9 @@ struct Call {
     Gil gil;
     PyObject* native = PyObject_GetAttrString(call, "native");
     if (native == nullptr) raise_python();
-    if (native != Py_None) kernel = held<Kernel>(native).get();  // the call holds it, and never lets it go
+    if (native != Py_None && !kept) kept = held<Kernel>(native);
     Py_DECREF(native);
+    kernel = kept.get();
     return kernel;
   }
 

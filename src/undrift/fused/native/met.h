@@ -55,7 +55,8 @@ struct Seen {
     if (Py_TYPE(object) != type) return false;
     const Tensor& t = THPVariable_Unpack(object);
     return keys_of(t) == keys && t.scalar_type() == dtype && t.device() == device && graded_of(t) == graded &&
-        t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides);
+        t.sizes() == at::IntArrayRef(sizes) && t.strides() == at::IntArrayRef(strides) &&
+        !t._fw_grad(0).defined();  // the longer way says that there is none
   }
 };
 
@@ -101,14 +102,15 @@ struct Met {
     for (const auto& [name, value] : settings) {
       if (Ref(PyObject_GetAttr(layer, name)).object != value.object) return unknown();
     }
-    const Tensor& key = THPVariable_Unpack(PyTuple_GET_ITEM(keys.object, 2 * place));
+    if (2 * place >= PyTuple_GET_SIZE(keys.object)) return unknown();
+    const Tensor key = THPVariable_Unpack(PyTuple_GET_ITEM(keys.object, 2 * place));
     if (key.device() != x.device) return unknown();
-    const Tensor& variances = THPVariable_Unpack(var);
+    const Tensor variances = THPVariable_Unpack(var);  // held: Python may put another in its place meanwhile
     if (row == Py_None || !plan->folded()) {
       return added(calls, layer, noise, given, made, variances, key, variances, nullptr, now);
     }
     const Ref rows(row, log_vars_), gradients(row, gradients_), handle(row, handle_), native(gradients, native_);
-    if (PyList_GET_ITEM(rows.object, place) != var) {
+    if (place >= PyList_GET_SIZE(rows.object) || PyList_GET_ITEM(rows.object, place) != var) {
       return added(calls, layer, noise, given, made, variances, key, variances, nullptr, now);
     }
     if (native == Py_None) return unknown();  // begun in Python
@@ -126,10 +128,10 @@ struct Met {
     static PyObject* zero = PyLong_FromLong(0);
     if (PyDict_SetItem(calls, number, zero) != 0) raise_python();
     const bool whole = owns && at::GradMode::is_enabled() && is_alone(layer, noise);
-    const Tensor& images = THPVariable_Unpack(given);
+    const Tensor images = THPVariable_Unpack(given), product = THPVariable_Unpack(made);
     const Tensor x = !centred.empty() ? less_mean(images) : copied ? images.contiguous() : images;
     return THPVariable_Wrap(
-        noisy(plan, x, THPVariable_Unpack(made), var, key, edge, std::move(into), place, now, whole));
+        noisy(plan, x, product, var, key, edge, std::move(into), place, now, whole));
   }
 
   // `noise.centred`, of what wants no gradient.

@@ -155,6 +155,7 @@ struct NoisyBackward : public Node {
   std::string name() const override { return "NoisyBackward"; }
 
   void release_variables() override {
+    std::lock_guard<std::mutex> guard(mutex_);
     x.reset_data();
     var.reset_data();
     plane.reset();
@@ -163,10 +164,10 @@ struct NoisyBackward : public Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    if (!grads[0].defined()) return variable_list(3);
-    const bool twice = at::GradMode::is_enabled() && grads[0].requires_grad();
+    const Tensor grad = grads[0].defined() ? grads[0] : input_metadata(0).zeros_like();
+    const bool twice = at::GradMode::is_enabled() && grad.requires_grad();
     at::AutoGradMode mode(false);
-    variable_list found = once(grads[0]);
+    variable_list found = once(grad);
     if (!twice) return found;
     // A second derivative is asked for, and there is none.
     for (Tensor& each : found) {
@@ -181,14 +182,21 @@ struct NoisyBackward : public Node {
   }
 
   variable_list once(Tensor grad) {
-    const Tensor log_var = var.unpack();
-    Tensor given = x.unpack(), mine, grad_x;
+    Tensor log_var, given, under, mine, grad_x;
+    NodePtr own;
+    {
+      std::lock_guard<std::mutex> guard(mutex_);  // another thread may let go of them
+      log_var = var.unpack();
+      given = x.unpack();
+      under = plane;
+      own = this->own;
+    }
     if (grad.strides() != at::IntArrayRef(plan->strides)) {  // once, for us and for the layer
       grad = at::empty_strided(grad.sizes(), plan->strides, grad.options()).copy_(grad);
     }
     const bool owned = static_cast<bool>(own);
     if (owned) {
-      mine = own_gradient(grad, given);
+      mine = own_gradient(own, grad, given);
       if (!mine.defined()) {
         given = Tensor();  // this backward pass asks for nothing before this layer
       } else if (mine.strides() != given.strides() || mine.scalar_type() != grad.scalar_type()) {
@@ -197,12 +205,12 @@ struct NoisyBackward : public Node {
     }
     at::AutoDispatchBelowADInplaceOrView below;
     if (!plan->folded()) {
-      auto [grad_given, grad_var] = plan->gradients(grad, given, plane, log_var, key);
+      auto [grad_given, grad_var] = plan->gradients(grad, given, under, log_var, key);
       return {grad_given, grad, grad_var};
     }
     const Tensor scratch = plan->scratch.empty();
-    const Tensor grad_var = into ? into->of(place) : empty_as(log_var);
-    plan->sums({grad, plane, log_var, key, scratch});
+    const Tensor grad_var = into && taken() ? into->of(place) : empty_as(log_var);
+    plan->sums({grad, under, log_var, key, scratch});
     if (!given.defined()) {
       plan->log_var({scratch, grad_var});
     } else if (!mine.defined()) {
@@ -215,7 +223,15 @@ struct NoisyBackward : public Node {
     return {grad_x, owned ? Tensor() : grad, into ? Tensor() : grad_var};
   }
 
-  Tensor own_gradient(Tensor grad, const Tensor& given) {
+  // Whether this backward pass comes to the row's node: one for other tensors leaves nothing there.
+  bool taken() const {
+    const auto* info = torch::autograd::get_current_graph_task_exec_info();
+    if (info == nullptr || info->empty()) return true;
+    const auto there = info->find(next_edge(2).function.get());
+    return there != info->end() && there->second.should_execute();
+  }
+
+  Tensor own_gradient(const NodePtr& own, Tensor grad, const Tensor& given) const {
     const bool rows = plan->last && given.dim() != 2;
     auto viewed = [](const Tensor& t, at::IntArrayRef sizes) {
       at::AutoDispatchBelowADInplaceOrView below;  // nobody differentiates these
@@ -250,6 +266,7 @@ inline Tensor noisy(const std::shared_ptr<Plan>& plan, const Tensor& x, const Te
                     bool whole) {
   Tensor out, plane;
   {
+    WithoutGil others;  // CUDA may have them wait
     at::AutoDispatchBelowADInplaceOrView below;
     std::tie(out, plane) = plan->forward(x, y, log_var, key);
   }

@@ -20,6 +20,11 @@ struct Gil {
   ~Gil() { PyGILState_Release(state); }
 };
 
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
 inline void drop(PyObject* object) {
   if (object == nullptr || !Py_IsInitialized()) return;
   Gil gil;

@@ -27,30 +27,41 @@ struct Row {
 
 struct Written {
   static constexpr const char* name = "undrift.Written";
-  static constexpr size_t most = 4;  // backward passes at once; one for some tensors only may leave its own behind
 
   Like like;
   std::vector<int64_t> starts, sizes;
-  std::mutex one_at_a_time;  // backward passes may run in threads of their own
-  std::map<int, Row> found;  // by pass: the least number is the oldest
+  std::mutex one_at_a_time;  // a backward pass may run in several threads; nothing under it asks for Python's lock
+  std::map<int, Row> found;  // by backward pass
   std::weak_ptr<Alive> alive;
 
+  // Where a layer is to write in this backward pass.
   Tensor of(int64_t place) {
-    std::lock_guard<std::mutex> guard(one_at_a_time);
     const int task = torch::autograd::get_current_graph_task_id();
-    auto there = found.find(task);
-    if (there == found.end()) {
-      there = found.emplace(task, Row{like.empty(), {}}).first;
-      if (found.size() > most) found.erase(found.begin());
+    Tensor row = noted(task, place);
+    if (!row.defined()) {
+      Tensor made = like.empty();  // not under the lock: whoever watches allocations may be Python
+      {
+        std::lock_guard<std::mutex> guard(one_at_a_time);
+        found.emplace(task, Row{std::move(made), {}});
+      }
+      row = noted(task, place);
     }
-    there->second.places.push_back(place);
-    return there->second.row.narrow(0, starts.at(place), sizes.at(place));
+    return row.narrow(0, starts.at(place), sizes.at(place));
   }
 
   std::optional<Row> take() {
     std::lock_guard<std::mutex> guard(one_at_a_time);
     auto node = found.extract(torch::autograd::get_current_graph_task_id());
     return node.empty() ? std::nullopt : std::make_optional(std::move(node.mapped()));
+  }
+
+ private:
+  Tensor noted(int task, int64_t place) {
+    std::lock_guard<std::mutex> guard(one_at_a_time);
+    const auto there = found.find(task);
+    if (there == found.end()) return Tensor();
+    there->second.places.push_back(place);
+    return there->second.row;
   }
 };
 
