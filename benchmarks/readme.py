@@ -125,7 +125,8 @@ def turns(request: Request) -> str:
     found = [record for n in TURNS if (record := saved(request, f"speed-turns-cuda{n}"))]
     if not found:
         return "Not measured yet."
-    others, header = ORDINALS[: len(found) - 1], [""]
+    pairs = zip(ORDINALS, found[1:], strict=False)
+    others, header = [name + ("" if record.get("native") else ", in Python") for name, record in pairs], [""]
     for how in ("", ", one graph"):
         header += [f"Tent{how}", f"VMP{how}", "ratio", *others]
     lines = []
