@@ -130,8 +130,7 @@ struct Met {
     const bool whole = owns && at::GradMode::is_enabled() && is_alone(layer, noise);
     const Tensor images = THPVariable_Unpack(given), product = THPVariable_Unpack(made);
     const Tensor x = !centred.empty() ? less_mean(images) : copied ? images.contiguous() : images;
-    return THPVariable_Wrap(
-        noisy(plan, x, product, var, key, edge, std::move(into), place, now, whole));
+    return THPVariable_Wrap(noisy(plan, x, product, var, key, edge, std::move(into), place, now, whole));
   }
 
   // `noise.centred`, of what wants no gradient.

@@ -155,12 +155,14 @@ struct NoisyBackward : public Node {
   std::string name() const override { return "NoisyBackward"; }
 
   void release_variables() override {
+    NodePtr node;  // let go after the lock: these may ask for Python's
+    std::shared_ptr<Alive> pass;
     std::lock_guard<std::mutex> guard(mutex_);
     x.reset_data();
     var.reset_data();
     plane.reset();
-    own = NodePtr();
-    alive.reset();
+    std::swap(node, own);
+    std::swap(pass, alive);
   }
 
   variable_list apply(variable_list&& grads) override {
