@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import undrift
-from fused_support import kernels_device, numpys, triton
+from fused_support import kernels_device, numpys, triton, use
 from undrift import _likeness, noise
-from undrift.fused import dispatch, layer, native
+from undrift.fused import dispatch, layer, tiles
 from undrift.perturb import Perturbed
 
-pytestmark = pytest.mark.usefixtures("how")
+both = pytest.mark.usefixtures("how")  # native and in Python
 
 
 class Net(nn.Module):
@@ -134,11 +134,13 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch, quickly: bool = True) -> torch.d
         return quickly and dispatch._forced[-1] in dispatch._QUICK and torch._C._len_torch_dispatch_stack() == 0
 
     monkeypatch.setattr(noise, "quick", quick)
+    monkeypatch.setattr(tiles, "processors", lambda _index: 1)
     return kernels_device(monkeypatch)
 
 
 @triton
 @numpys
+@both
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_has_changed_since_the_last_pass_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     change, around, batch = CHANGES[name]
@@ -162,6 +164,7 @@ def test_what_has_changed_since_the_last_pass_is_seen(name: str, monkeypatch: py
 
 @triton
 @numpys
+@both
 def test_a_second_pass_looks_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     device, asked = on_kernels(monkeypatch), []
     monkeypatch.setattr(noise, "plan_of", lambda *args: asked.append(args) or layer.plan_of(*args))
@@ -177,6 +180,7 @@ def test_a_second_pass_looks_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None
 @triton
 @numpys
 def test_a_pytorch_without_such_guards_looks_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("python", monkeypatch)  # native ones are guarded by themselves
     device, found = on_kernels(monkeypatch), []
 
     def refuse(*_tensors: Tensor, **_dims: Any) -> None:
@@ -186,7 +190,7 @@ def test_a_pytorch_without_such_guards_looks_it_up(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(_likeness, "_guards", guards)
         model = perturbed(device)
         found.append([each for _ in range(3) for each in step(model)])
-        assert (model.noises()[0]._known is None) is (len(found) > 1 and native.module is None)  # it has its own
+        assert (model.noises()[0]._known is None) is (len(found) > 1)
     for others in found[1:]:
         assert all((a is None and b is None) or a.equal(b) for a, b in zip(found[0], others, strict=True))
 
@@ -194,6 +198,7 @@ def test_a_pytorch_without_such_guards_looks_it_up(monkeypatch: pytest.MonkeyPat
 @triton
 @numpys
 def test_copies_know_their_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("native", monkeypatch)
     model = perturbed(on_kernels(monkeypatch))
     for _ in range(2):
         step(model)

@@ -48,7 +48,7 @@ def test_it_is_python_s_noise_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> No
         model = settled(monkeypatch, how)
         behind = nodes(model(images(model.key.step.device)))
         assert behind.count("NoisyBackward") == (4 if how == "native" else 0)
-        rows = [*step(model), *step(model), *step(model, 1), *step(model, 1), *step(model, 1)]
+        rows = [*step(model), *step(model, 1), *step(model, 1)]
         with torch.no_grad():
             rows += [model(images(model.key.step.device)) for _ in range(2)]
         found.append(rows)
@@ -75,8 +75,11 @@ class Deep(nn.Module):
 
 @triton
 @numpys
-@pytest.mark.parametrize("trained", ["", "body", "rows"])
-@pytest.mark.parametrize("energy", ["square", "offset", "centred"])
+@pytest.mark.parametrize(
+    ("energy", "trained"),
+    [("square", "body"), ("square", "rows"), ("offset", ""), ("centred", ""), ("centred", "rows")],
+    [("square", "body"), ("square", "rows"), ("offset", ""), ("centred", ""), ("centred", "rows")],
+)
 def test_layers_of_every_kind(energy: str, trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for how in ("native", "python"):

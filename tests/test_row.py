@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import undrift
 from fused_support import kernels_device, numpys, triton
 from undrift import _row, noise
-from undrift.fused import dispatch
+from undrift.fused import dispatch, tiles
 from undrift.perturb import Perturbed
 
 pytestmark = pytest.mark.usefixtures("how")
@@ -149,6 +149,7 @@ SCENES: list[Callable[[Perturbed], None]] = [
 def on_kernels(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     for place in (noise, dispatch):
         monkeypatch.setattr(place, "quick", lambda _x, _y: True)
+    monkeypatch.setattr(tiles, "processors", lambda _index: 1)
     return kernels_device(monkeypatch)
 
 
