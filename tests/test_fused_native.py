@@ -78,7 +78,6 @@ class Deep(nn.Module):
 @pytest.mark.parametrize(
     ("energy", "trained"),
     [("square", "body"), ("square", "rows"), ("offset", ""), ("centred", ""), ("centred", "rows")],
-    [("square", "body"), ("square", "rows"), ("offset", ""), ("centred", ""), ("centred", "rows")],
 )
 def test_layers_of_every_kind(energy: str, trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
