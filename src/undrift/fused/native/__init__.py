@@ -48,9 +48,11 @@ def look(wait: bool | None = None) -> None:
     if not pending:
         return
     try:
-        if not _there():
+        there = _there()
+        if not there:
             _compiling().through(os.environ.get(ENVIRONMENT) == "wait" if wait is None else wait)
-        if _there():
+            there = _there()
+        if there:
             module = _loaded(built())
             pending = False
     except (OSError, ImportError, AttributeError, RuntimeError) as error:
