@@ -5,17 +5,17 @@ BIN := .venv/bin
 .PHONY: env demo test lint
 env: .venv/.done
 
-.venv/.done: pyproject.toml constraints.txt
+.venv/.done: pyproject.toml bench/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost,digits]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost]" -e "./bench[digits]"
 	touch $@
 
 demo: env
-	$(BIN)/python -m undrift.demo --out out/demo
+	$(BIN)/python -m undrift_bench.demo --out out/demo
 
 # With Triton, whose interpreter runs a GPU's kernels on a CPU: nothing but the tests needs it here.
 .venv/.tests: .venv/.done
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost,digits,tests]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost,tests]" -e "./bench[digits]"
 	touch $@
 
 # Two processes, one thread each: the tensors are small, and a second thread would only wait.

@@ -34,9 +34,9 @@ import torch
 
 from gather import errors, write_beside
 from rates import chosen
-from undrift.bench.corrupted import development
-from undrift.bench.measure import machine
-from undrift.data.corrupt import DEVELOPMENT
+from undrift.images.corrupt import DEVELOPMENT
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.online.corrupted import development
 
 SIZES, USUAL, BATCH = (64, 128, 256), 64, 50
 METHOD = "norm-stats"

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift._outputs import logits
-from undrift.table import totals
+from undrift.posterior.outputs import logits
+from undrift.posterior.table import totals
 
 # name: (library, how to build it, side of its images)
 NETWORKS: dict[str, tuple[str, str, int]] = {

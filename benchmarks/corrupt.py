@@ -27,9 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift import data
+import undrift
 from undrift._errors import DataError, UndriftError
-from undrift.data.corrupt import CORRUPTIONS, contact_sheet, corrupt
+from undrift.images import Preprocess
+from undrift.images.corrupt import CORRUPTIONS, contact_sheet, corrupt
+from undrift_bench import data
 
 CHECKED = (
     *(0.0093, 0.0087, 0.0219, 0.0031, 0.0137, 0.0086, 0.0103, 0.0485, 0.0381, 0.0348, 0.0550, 0.0318, 0.0079),
@@ -119,7 +121,7 @@ def pictures(base: Tensor, side: int, count: int) -> Tensor:
 
 def read_square(path: Path) -> Tensor:
     """Return the middle of a picture as 3×224×224."""
-    framed = data.images(path, preprocess=data.Preprocess(resize=224, crop=224, interpolation="bicubic"))
+    framed = undrift.images.domain(path, preprocess=Preprocess(resize=224, crop=224, interpolation="bicubic"))
     return framed.hold(workers=0).images[0]
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift import data, zoo
-from undrift.bench.measure import machine
-from undrift.bench.quickly import quickly
-from undrift.data.corrupt import CORRUPTIONS, corrupt
+from undrift.images import Preprocess
+from undrift.images.corrupt import CORRUPTIONS, corrupt
+from undrift_bench import data, zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.harness.quickly import quickly
 from why_options import options
 
 BATCH, THRESHOLD = 200, 0.92
@@ -47,7 +48,7 @@ def errors(net: nn.Module, kinds: dict[str, Tensor], labels: Tensor, fast: bool,
     torch.manual_seed(0)
     batches = [part for images in kinds.values() for part in images.split(BATCH)]
     with quickly(batches[0].device, fast):
-        stream = undrift.stream(net, batches, method="cotta", threshold=threshold, preprocess=data.Preprocess())
+        stream = undrift.stream(net, batches, method="cotta", threshold=threshold, preprocess=Preprocess())
         answers = torch.cat([answer.label for answer in stream]).view(len(kinds), -1)
     wrong = (answers != labels.to(answers.device)).float().mean(1)
     return dict(zip(kinds, wrong.tolist(), strict=True))

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift import data, zoo
-from undrift.bench.corrupted import development
-from undrift.data.corrupt import corrupt
-from undrift.optimise import make_optimiser
+from undrift.images.corrupt import corrupt
+from undrift.loop.optimise import make_optimiser
+from undrift_bench import data, zoo
+from undrift_bench.bench.online.corrupted import development
 
 BATCH = 200
 VARIANTS: dict[str, dict[str, object]] = {

@@ -37,12 +37,12 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift import data, zoo
-from undrift._atomic import write_text
-from undrift.bench.corrupted import development
-from undrift.bench.measure import machine
-from undrift.bench.offline_rows import NO_NOISE
-from undrift.data.corrupt import DEVELOPMENT, corrupt
+from undrift.images.corrupt import DEVELOPMENT, corrupt
+from undrift.system.atomic import write_text
+from undrift_bench import data, zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.offline.rows import NO_NOISE
+from undrift_bench.bench.online.corrupted import development
 
 BATCH, CONTRAST = 200, 600
 ROWS: dict[str, dict[str, Any]] = {

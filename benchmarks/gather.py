@@ -36,11 +36,11 @@ from torch import Tensor
 
 import undrift
 from rates import chosen
-from undrift import zoo
-from undrift._atomic import write_text
-from undrift.bench.corrupted import development
-from undrift.bench.measure import machine
-from undrift.data.corrupt import DEVELOPMENT
+from undrift.images.corrupt import DEVELOPMENT
+from undrift.system.atomic import write_text
+from undrift_bench import zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.online.corrupted import development
 
 SIZES, USUAL = (16, 32, 64, 128), 64
 METHODS = ("norm-stats", "tent")

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift import data, zoo
-from undrift.bench.corrupted import Corrupted
-from undrift.bench.measure import machine
-from undrift.bench.quickly import quickly
-from undrift.data.corrupt import CORRUPTIONS
+from undrift.images.corrupt import CORRUPTIONS
+from undrift_bench import data, zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.harness.quickly import quickly
+from undrift_bench.bench.online.corrupted import Corrupted
 from why_options import options
 
 NETWORK, BATCH, RATE = "resnet50_v1", 64, 2.5e-4

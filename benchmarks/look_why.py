@@ -29,24 +29,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._adapted import keeping_noise
-from undrift._atomic import write_text
-from undrift._batches import to_device
-from undrift._outputs import logits as logits_of
-from undrift._progress import Bar
-from undrift._statistics import own_statistics
 from undrift._types import Batches
-from undrift.bench.cell import Cell, Row
-from undrift.bench.measure import machine
-from undrift.bench.offline_rows import NO_NOISE
-from undrift.bench.offline_run import Adapting
-from undrift.bench.offline_sets import SETS
-from undrift.bench.offline_sources import setup
-from undrift.bench.request import Request
-from undrift.layers import evaluating
 from undrift.likelihood import Shot
 from undrift.likelihood.features import latest, watching
-from undrift.perturb import Perturbed
+from undrift.posterior.batch import to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import keeping_noise
+from undrift.posterior.statistics import own_statistics
+from undrift.system.atomic import write_text
+from undrift.system.progress import Bar
+from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.harness.request import Request
+from undrift_bench.bench.offline.rows import NO_NOISE
+from undrift_bench.bench.offline.run import Adapting
+from undrift_bench.bench.offline.sets import SETS
+from undrift_bench.bench.offline.sources import setup
 
 NOISE: dict[str, dict[str, Any]] = {"none": NO_NOISE, "last": {"last": 1}, "all": {}}
 LOOKS = ("kept", "own", "draw")

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift import data, zoo
 from undrift._types import Step
-from undrift.bench.measure import machine
-from undrift.train import load_source
+from undrift_bench import data, zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.train import load_source
 
 BATCH = 48
 

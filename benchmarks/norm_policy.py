@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift import data, zoo
-from undrift._atomic import write_text
-from undrift.data.corrupt import DEVELOPMENT, corrupt
+from undrift.images.corrupt import DEVELOPMENT, corrupt
+from undrift.system.atomic import write_text
+from undrift_bench import data, zoo
 
 POLICIES = ("moving", "train")
 MOMENTUM = 0.4

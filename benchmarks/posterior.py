@@ -10,8 +10,8 @@ import argparse
 import time
 from pathlib import Path
 
-from undrift import data, zoo
-from undrift.train import collect_moments
+from undrift_bench import data, zoo
+from undrift_bench.train import collect_moments
 
 
 def main() -> None:

@@ -30,11 +30,12 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift import data, metrics, zoo
-from undrift._atomic import write_text
-from undrift.bench.speed_modes import settings
-from undrift.bench.speed_predict import FORM, times
-from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
+from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
+from undrift.judge import metrics
+from undrift.system.atomic import write_text
+from undrift_bench import data, zoo
+from undrift_bench.bench.speed.modes import settings
+from undrift_bench.bench.speed.predict import FORM, times
 
 BATCH = 200
 LOOKED_AT = ("contrast", "frost", "gaussian_noise")

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift import data, metrics, zoo
-from undrift._few import THIRD, evenly, temperature_of
-from undrift.data.corrupt import DEVELOPMENT, corrupt
-from undrift.prediction import entropy_of
+from undrift.answer.fast_mode import THIRD, evenly, temperature_of
+from undrift.answer.prediction import entropy_of
+from undrift.images.corrupt import DEVELOPMENT, corrupt
+from undrift.judge import metrics
+from undrift_bench import data, zoo
 
 BATCH, DRAWS, WAYS = 200, 24, 100
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 import undrift
-from undrift import data, zoo
-from undrift.bench.corrupted import development
+from undrift.images import Preprocess
+from undrift_bench import zoo
+from undrift_bench.bench.online.corrupted import development
 
 BATCH = 200
 SEARCHES: dict[str, tuple[str, tuple[float, ...], float]] = {
@@ -39,7 +40,7 @@ SEARCHES: dict[str, tuple[str, tuple[float, ...], float]] = {
 def error(net: nn.Module, images: torch.Tensor, labels: torch.Tensor, method: str, **settings: Any) -> float:
     """Return the part of the answers that were wrong when they were given."""
     torch.manual_seed(0)
-    how = {"preprocess": data.Preprocess(), **settings} if "roid" in method else settings
+    how = {"preprocess": Preprocess(), **settings} if "roid" in method else settings
     answers = undrift.stream(net, images.split(BATCH), method=method, **how)
     wrong = [answer.label.cpu() != truth for answer, truth in zip(answers, labels.split(BATCH), strict=True)]
     answers.model.remove()

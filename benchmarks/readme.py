@@ -18,21 +18,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from undrift.bench import Benchmark, Cell, Request, Row, Store, about, find, in_its_precision, online_report
-from undrift.bench import predict_page as predict
-from undrift.bench import speed_page as speed
-from undrift.bench.notes import not_source_free
-from undrift.bench.offline import benchmark as offline
-from undrift.bench.offline_page import Page, title
-from undrift.bench.offline_sets import SETS, Task
-from undrift.bench.online import Online
-from undrift.bench.speed import GPU
-from undrift.bench.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, marked
-from undrift.bench.table import markdown as table
+from undrift_bench.bench import Benchmark, Cell, Request, Row, Store, about, find, in_its_precision
+from undrift_bench.bench.harness.notes import not_source_free
+from undrift_bench.bench.harness.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, marked
+from undrift_bench.bench.harness.table import markdown as table
+from undrift_bench.bench.offline.benchmark import benchmark as offline
+from undrift_bench.bench.offline.page import Page, title
+from undrift_bench.bench.offline.sets import SETS, Task
+from undrift_bench.bench.online import report
+from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.speed import page as speed
+from undrift_bench.bench.speed import predict_page as predict
+from undrift_bench.bench.speed.benchmark import GPU
 
 ROOT = Path(__file__).parents[1]
 MOST = 12  # lines of a table; with more, those of the first tier, and whatever leads a column
-COLUMNS = online_report.COLUMNS[:4]  # error, NLL, ECE, clean error after
+COLUMNS = report.COLUMNS[:4]  # error, NLL, ECE, clean error after
 
 
 def online(name: str, request: Request) -> str:
@@ -40,7 +41,7 @@ def online(name: str, request: Request) -> str:
     bench = find(name)
     assert isinstance(bench, Online)
     request = in_its_precision(bench, Store(request.results / name), request)
-    part = online_report.Part(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
+    part = report.Part(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
     heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
     run = [row for row in bench.rows if part.records(row)]
     if not run:
@@ -203,7 +204,7 @@ def _few(rows: list[Row]) -> list[Row]:
     return rows if len(rows) <= MOST else [row for row in rows if row.tier == "A"][:MOST]
 
 
-def _leader(column: Column, rows: list[Row], part: online_report.Part) -> Row:
+def _leader(column: Column, rows: list[Row], part: report.Part) -> Row:
     """Return the row with the least number in a column: whoever leads is shown, of whatever tier."""
 
     def mean(row: Row) -> float:

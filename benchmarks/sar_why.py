@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift import data, zoo
-from undrift.bench.measure import machine
-from undrift.data.corrupt import CORRUPTIONS, corrupt
+from undrift.images import Preprocess
+from undrift.images.corrupt import CORRUPTIONS, corrupt
+from undrift_bench import data, zoo
+from undrift_bench.bench.harness.measure import machine
 from why_options import options
 
 BATCH, COUNTS = 200, ("steps", "missed", "resets")
@@ -53,7 +54,7 @@ def streamed(
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Give each corruption's error, and how many batches had a step, none, or a recovery."""
     batches = (part for images in kinds.values() for part in images.split(BATCH))
-    stream = undrift.stream(net, batches, method=method, preprocess=data.Preprocess())
+    stream = undrift.stream(net, batches, method=method, preprocess=Preprocess())
     for name, images in kinds.items():
         before = [getattr(stream.report, count) for count in COUNTS]
         answers = torch.cat([next(stream).label for _ in images.split(BATCH)])

@@ -24,10 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from undrift import shift, zoo
-from undrift._atomic import write_bytes
-from undrift.bench.corrupted import development
-from undrift.bench.measure import machine
+from undrift.judge import shift
+from undrift.system.atomic import write_bytes
+from undrift_bench import zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.online.corrupted import development
 
 BATCH = 200
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift import shift, zoo
-from undrift._atomic import write_bytes
-from undrift.bench.analysis_sigma import spearman
-from undrift.bench.measure import machine
+from undrift.judge import shift
+from undrift.system.atomic import write_bytes
+from undrift_bench import zoo
+from undrift_bench.bench.analysis.sigma import spearman
+from undrift_bench.bench.harness.measure import machine
 
 
 def nothing(logits: Tensor) -> Tensor:

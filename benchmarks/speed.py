@@ -12,8 +12,8 @@ predicted.
 import sys
 from pathlib import Path
 
-from undrift.bench.speed import pages
 from undrift.cli import main
+from undrift_bench.bench.speed.benchmark import pages
 
 RESULTS = Path(__file__).parent / "results"
 

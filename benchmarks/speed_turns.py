@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from undrift._atomic import write_text
-from undrift.bench.measure import machine
-from undrift.bench.speed_steps import Case, images, make_step
+from undrift.system.atomic import write_text
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.speed.steps import Case, images, make_step
 
 CASE = Case("WRN-40", 64, 32, width=2)
 KINDS = ("tent", "vmp")  # the released formulation takes more memory, and would keep it for both

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch
 
-from undrift._atomic import write_text
-from undrift.bench.measure import laps, machine
-from undrift.bench.speed import GPU
-from undrift.bench.speed_modes import quickest, settings
-from undrift.bench.speed_steps import Case, images, make_step
+from undrift.system.atomic import write_text
+from undrift_bench.bench.harness.measure import laps, machine
+from undrift_bench.bench.speed.benchmark import GPU
+from undrift_bench.bench.speed.modes import quickest, settings
+from undrift_bench.bench.speed.steps import Case, images, make_step
 
 KINDS, WARM_UP = ("tent", "vmp"), 10
 TINY = (Case("WRN-40", 2, 8, width=1),)

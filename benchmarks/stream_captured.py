@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 import undrift
-from undrift._atomic import write_bytes
-from undrift.bench.speed_modes import quickest, settings
-from undrift.bench.speed_steps import Case
+from undrift.system.atomic import write_bytes
+from undrift_bench.bench.speed.modes import quickest, settings
+from undrift_bench.bench.speed.steps import Case
 
 CASES = {
     "WRN-28-10, batch 200": Case("WRN-28", 200, 32),

@@ -43,13 +43,13 @@ from torch import Tensor, nn
 import undrift
 from first_layer import bits, cell, scored
 from rates import chosen
-from undrift import zoo
-from undrift._adapted import keeping_noise
-from undrift._atomic import write_text
-from undrift._tracking import AVERAGES
-from undrift.bench.corrupted import development
-from undrift.bench.measure import machine
-from undrift.data.corrupt import DEVELOPMENT
+from undrift.images.corrupt import DEVELOPMENT
+from undrift.posterior.norm_tracking import AVERAGES
+from undrift.posterior.state import keeping_noise
+from undrift.system.atomic import write_text
+from undrift_bench import zoo
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.online.corrupted import development
 
 PACES = (0.1, 0.2, 0.4, 0.7, 1.0)
 AUTHORS, PYTORCH = 1.0, 0.1

@@ -1,4 +1,4 @@
-"""Source models trained by `undrift.train`: as good as the benchmarks need, in minutes.
+"""Source models trained by `undrift_bench.train`: as good as the benchmarks need, in minutes.
 
 Claims, one H200, seed 0, wall time from the first byte read to the written file, compilation included:
     WRN-28-10, CIFAR-10 (preset "cifar")             at least 94.5 % of the 10,000 test images   in at most 240 s
@@ -39,8 +39,9 @@ from typing import Any
 
 import torch
 
-from undrift import data, zoo
-from undrift.train import Epoch, TrainOptions, load_source, train_preset, train_rotation, train_source
+from undrift.images import Domain, TensorDomain
+from undrift_bench import data, zoo
+from undrift_bench.train import Epoch, TrainOptions, load_source, train_preset, train_rotation, train_source
 
 RUNS = ("cifar", "photo", "photo80")  # of a call without --only
 BARS = {"cifar": (94.5, 240.0), "photo": (97.0, 60.0), "photo80": (97.0, 60.0), "rotation": (90.0, 600.0)}
@@ -116,7 +117,7 @@ def trained(
     run: str,
     args: argparse.Namespace,
     options: TrainOptions,
-    read: Callable[[], data.Domain],
+    read: Callable[[], Domain],
     trunk: Path | None = None,
 ) -> Row:
     """Train, with every epoch's figures printed, and return the row of the table."""
@@ -161,7 +162,7 @@ def trained(
     }
 
 
-def accuracy(path: Path, test: data.TensorDomain) -> float:
+def accuracy(path: Path, test: TensorDomain) -> float:
     """Return what the written file, loaded as a user loads it, gets right in float32; a share of 1."""
     network, header = load_source(path)
     assert header.class_names == test.class_names, "the file names the classes it was trained on"

@@ -1,4 +1,4 @@
-"""The shared source models reach the accuracies written beside them, loaded strictly by `undrift.zoo`.
+"""The shared source models reach the accuracies written beside them, loaded strictly by `undrift_bench.zoo`.
 
 Claim (clean test images, float32, no adaptation):
     WRN-40-2, CIFAR-10 test                93.5 %
@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from undrift import data, zoo
+from undrift.images import Domain, FileDomain
+from undrift_bench import data, zoo
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,10 @@ class Row:
     seconds: float
 
 
-def measure(name: str, network: nn.Module, domain: data.Domain, claimed: float, device: str) -> Row:
+def measure(name: str, network: nn.Module, domain: Domain, claimed: float, device: str) -> Row:
     """Return the network's top-1 accuracy on a domain, in per cent."""
     network = network.to(device).eval()
-    batches = (
-        domain.batches(100, device=device) if isinstance(domain, data.FileDomain) else domain.to(device).batches(500)
-    )
+    batches = domain.batches(100, device=device) if isinstance(domain, FileDomain) else domain.to(device).batches(500)
     right = seen = 0
     start = time.perf_counter()
     with torch.inference_mode():
@@ -60,7 +59,7 @@ def rows(args: argparse.Namespace) -> list[Row]:
     """Measure every network whose files are there."""
     measured: list[Row] = []
 
-    def add(name: str, weights: Path, domain: data.Domain, claimed: float) -> None:
+    def add(name: str, weights: Path, domain: Domain, claimed: float) -> None:
         domain = domain.select(range(min(args.limit or len(domain), len(domain))))
         measured.append(measure(name, zoo.load(name, weights), domain, claimed, args.device))
         print(measured[-1], flush=True)

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import undrift
-from undrift import _captured, norm
-from undrift._streaming import Stream
 from undrift.likelihood import entropy
+from undrift.loop import captured
+from undrift.loop.streaming import Stream
+from undrift.posterior import norm
 from undrift.stream import stream
 
 # Methods and settings whose captured stream is the plain one, with a tape and with a graph.
@@ -116,8 +117,8 @@ def taped(patches: pytest.MonkeyPatch) -> Iterator[list[Taped]]:
     """Let streams on a CPU be captured, on tape, for the length of a `with` block; give all that was made for it."""
     with patches.context() as patched:
         patched.setattr(Taped, "made", [], raising=False)
-        patched.setattr(_captured, "Captured", Taped)
-        patched.setattr(_captured, "on_gpu", lambda _tensor: True)
+        patched.setattr(captured, "Captured", Taped)
+        patched.setattr(captured, "on_gpu", lambda _tensor: True)
         patched.setattr(norm, "capturing", lambda _x: Taped.recording)
         yield Taped.made
 

@@ -11,8 +11,9 @@ import torch
 from numpy.lib import NumpyVersion
 from torch import Tensor
 
-from undrift.fused import folded, launch, layer, native, plain, tiles
-from undrift.fused.calls import triton_version
+from undrift.kernels import reference
+from undrift.kernels.triton import folded, launch, layer, native, tiles
+from undrift.kernels.triton.calls import triton_version
 
 
 def _cannot(interpreted: bool) -> str:
@@ -51,7 +52,7 @@ def arguments(
     """Return y, a plane with zeros in it, log-variances, and a gradient."""
     torch.manual_seed(0)
     y = torch.randn(shape, dtype=dtype)
-    plane = plain.square_sum(torch.relu(torch.randn(shape, dtype=dtype)), groups, last)
+    plane = reference.square_sum(torch.relu(torch.randn(shape, dtype=dtype)), groups, last)
     plane[0].flatten()[0] = 0
     log_var = torch.randn(shape[-1] if last else shape[1], dtype=torch.promote_types(dtype, torch.float32))
     return y, plane, log_var, torch.randn(shape, dtype=dtype)
@@ -84,7 +85,7 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
 
 @cache
 def _native_module() -> Any:
-    """Return the C++ beside `undrift.fused.native`, compiled at the first call; or why there is none."""
+    """Return the C++ beside `undrift.kernels.triton.native`, compiled at the first call; or why there is none."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
         patch.setattr(native, "pending", True)
         patch.setattr(native, "module", None)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 import undrift
 from support import convnet, images, snapshot
-from undrift.prediction import Prediction
+from undrift.answer.prediction import Prediction
 
 NAN, INF = float("nan"), float("inf")
 

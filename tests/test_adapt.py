@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 import undrift
 from adapt_support import Labelled, domain, small, source, trained
 from support import convnet, images, same, snapshot
-from undrift._adapted import snapshot as adapted_state
 from undrift._types import Keeper, Step
 from undrift.adapt import adapt
 from undrift.likelihood import Consistency, Information, Shot, entropy
+from undrift.posterior.state import snapshot as adapted_state
 
 # An untrained network on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")

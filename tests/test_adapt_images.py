@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import undrift
 from adapt_support import Labelled, Untouchable, small
 from support import images, learnables, same
-from undrift import data
-from undrift._adapted import snapshot as adapted_state
 from undrift._types import Step
 from undrift.adapt import adapt
+from undrift.images import TensorDomain
 from undrift.likelihood import Shot, entropy
+from undrift.posterior.state import snapshot as adapted_state
 
 # An untrained network on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
@@ -39,7 +39,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "list": lambda x: [(b, Untouchable()) for b in x.split(8)],
     "iterable data set": Streamed,
     "loader without places": lambda x: DataLoader(Streamed(x), batch_size=8),
-    "domain": lambda x: data.TensorDomain("toy", (x * 255).to(torch.uint8), labels=None),
+    "domain": lambda x: TensorDomain("toy", (x * 255).to(torch.uint8), labels=None),
 }
 
 
@@ -94,7 +94,7 @@ def test_a_folder_of_images_with_a_broken_one(tmp_path: Path) -> None:
         return entropy(logits)
 
     with pytest.warns(undrift.UndriftWarning, match=r"1 of 7 images could not be read.*3\.png"):
-        history = adapt(small(), data.images(tmp_path), recorded, epochs=1)
+        history = adapt(small(), undrift.images.domain(tmp_path), recorded, epochs=1)
     assert sorted(seen) == [0, 1, 2, 4, 5, 6]
     assert history.surveys[0].samples == 6
 
@@ -103,9 +103,9 @@ def test_what_cannot_be_gone_through_again_is_refused() -> None:
     model = small()
     with pytest.raises(undrift.DataError, match=r"generator, which can be gone through once.*undrift\.stream"):
         adapt(model, (b for b in images(8).split(4)), entropy)
-    with pytest.raises(undrift.DataError, match=r"is a str.*undrift\.data\.images"):
+    with pytest.raises(undrift.DataError, match=r"is a str.*undrift\.images\.domain"):
         adapt(model, "clinic-b", entropy)
-    for empty in (images(0), Labelled(images(0)), [], data.TensorDomain("none", torch.zeros(0, 3, 8, 8))):
+    for empty in (images(0), Labelled(images(0)), [], TensorDomain("none", torch.zeros(0, 3, 8, 8))):
         with pytest.raises(undrift.DataError, match=r"no images|no batch"):
             adapt(model, empty, entropy)
     loader = DataLoader(Streamed(images(16), shuffled=True), batch_size=4)

@@ -21,12 +21,13 @@ from torch.utils.data import DataLoader
 import undrift
 from adapt_support import Labelled, Untouchable, small
 from support import convnet, images, same
-from undrift import _atomic, _resume, _run
-from undrift._adapted import snapshot as adapted_state
 from undrift._types import Step
 from undrift.adapt import adapt
-from undrift.history import History
+from undrift.judge.history import History
 from undrift.likelihood import Information, Shot, entropy
+from undrift.loop import epochs, resume
+from undrift.posterior.state import snapshot as adapted_state
+from undrift.system import atomic
 
 # An untrained network on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
@@ -185,7 +186,7 @@ def test_ctrl_c_writes_the_checkpoint_and_says_where_it_stands(
         "in a step": (Shot, "__call__", 7),
         "while it is applied": (torch.optim.SGD, "step", 7),
         "in a refresh": (Shot, "_look", 2),
-        "in a survey": (_run, "survey", 2),
+        "in a survey": (epochs, "survey", 2),
     }[where]
     monkeypatch.setattr(target, name, press_at(number, getattr(target, name)))
     torch.manual_seed(5)
@@ -278,7 +279,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_model(tmp_path: Path, mon
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(handle)
 
-    monkeypatch.setattr(_atomic.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(undrift.DataError, match="disk is full"):
         adapt(model, images(8), entropy, 4, checkpoint=path)
     assert json.loads(header(path)["values"])["epoch"] == 1
@@ -309,7 +310,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(
 
     whole, model = small(), small()
     expected = run(whole)
-    target, name = {"at a survey": (_run, "survey"), "after the last batch": (_run.Run, "_end_epoch")}[where]
+    target, name = {"at a survey": (epochs, "survey"), "after the last batch": (epochs.Run, "_end_epoch")}[where]
     inner, calls = getattr(target, name), []
 
     def stopped(*args: Any) -> Any:
@@ -332,7 +333,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(
 
 def test_older_checkpoints_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
-    monkeypatch.setattr(_resume, "_LATER", ())
+    monkeypatch.setattr(resume, "_LATER", ())
     with pytest.raises(Killed):
         adapt(small(), images(24), fused(Information, 7, kill), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
     monkeypatch.undo()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import undrift
-from undrift._batches import KEYS, device_of, images_of, to_device
+from undrift.posterior.batch import KEYS, device_of, images_of, to_device
 
 X = torch.rand(4, 3, 2, 2)
 

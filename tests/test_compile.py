@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from support import convnet, images
-from undrift.key import USES
+from undrift.posterior.seeds import USES
 
 BACKEND = "aot_eager_decomp_partition"
 

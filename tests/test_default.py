@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import undrift
-from undrift import data, zoo
+from undrift_bench import data, zoo
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "cifar10"
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from undrift._errors import DataError
-from undrift.demo.__main__ import main
-from undrift.demo.choose import choose
-from undrift.demo.domain_file import NAME
-from undrift.demo.finding import Gain, gain, headline, sentence, spread
-from undrift.demo.rows import CONTROL, ROWS, VMP, perturbed
-from undrift.demo.setting import QUICK, WEIGHTS, Setting, World, load_world, source_images, stream_domains
-from undrift.demo.streams import STREAM_ROWS
-from undrift.demo.train import OPTIONS
-from undrift.demo.work import Job, do_all, jobs
 from undrift.evaluate import evaluate
-from undrift.train import read_header
-from undrift.verdict import Survey, Verdict
+from undrift.judge.verdict import Survey, Verdict
+from undrift_bench.demo.__main__ import main
+from undrift_bench.demo.choose import choose
+from undrift_bench.demo.domain_file import NAME
+from undrift_bench.demo.finding import Gain, gain, headline, sentence, spread
+from undrift_bench.demo.rows import CONTROL, ROWS, VMP, perturbed
+from undrift_bench.demo.setting import QUICK, WEIGHTS, Setting, World, load_world, source_images, stream_domains
+from undrift_bench.demo.streams import STREAM_ROWS
+from undrift_bench.demo.train import OPTIONS
+from undrift_bench.demo.work import Job, do_all, jobs
+from undrift_bench.train import read_header
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_rate_is_chosen_without_labels() -> None:
 
 
 def test_the_network_that_comes_along_is_the_script_s() -> None:
-    with as_file(files("undrift.demo") / WEIGHTS) as path:
+    with as_file(files("undrift_bench.demo") / WEIGHTS) as path:
         header = read_header(path)
         assert path.stat().st_size < 300_000
     assert header.options == OPTIONS.as_dict()
@@ -190,13 +190,15 @@ def test_each_run_once_and_the_source_network_needs_no_seeds() -> None:
 
 def test_processes_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [job for job in jobs(QUICK) if job.row in (ROWS[0], STREAM_ROWS[1])]
-    monkeypatch.setattr("undrift.demo.work.jobs", lambda _: few)
+    monkeypatch.setattr("undrift_bench.demo.work.jobs", lambda _: few)
     one = dict(do_all(QUICK, tmp_path, 1))
     assert dict(do_all(QUICK, tmp_path, 2)) == one
     assert Job(True, 0, 0) in one
 
 
 def test_module_runs() -> None:
-    done = subprocess.run([sys.executable, "-m", "undrift.demo", "--help"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "undrift_bench.demo", "--help"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0
     assert "--quick" in done.stdout

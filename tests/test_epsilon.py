@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.fused.epsilon import columns, joined, normal, normal_planes, pair, rows
-from undrift.key import GOLDEN
+from undrift.kernels.epsilon import columns, joined, normal, normal_planes, pair, rows
+from undrift.posterior.seeds import GOLDEN
 
 WORD = 2**32 - 1
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import undrift
 from support import convnet
-from undrift.layers import evaluating
+from undrift.posterior.layers import evaluating
 
 
 def flags(net: nn.Module) -> list[bool]:

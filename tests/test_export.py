@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, learnables, same, snapshot
-from undrift.data.preprocess import IMAGENET
-from undrift.export import export, mean_network
+from undrift.images.preprocess import IMAGENET
+from undrift.packs.export import export, mean_network
 from undrift.predict import predict
 
 

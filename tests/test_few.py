@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift._few import Few, answer, averaged, evenly, log_probs, temperature_of
+from undrift.answer.fast_mode import Few, answer, averaged, evenly, log_probs, temperature_of
 
 
 def sharpness(probs: Tensor) -> float:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import undrift
 from file_support import adapted, saved_file
 from support import convnet, images, learnables, same, snapshot
-from undrift.data.preprocess import IMAGENET
-from undrift.file import inspect, load, save
-from undrift.fingerprint import fingerprint
+from undrift.images.preprocess import IMAGENET
+from undrift.packs.file import inspect, load, save
+from undrift.packs.fingerprint import fingerprint
 from undrift.predict import predict
 
 

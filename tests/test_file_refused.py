@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import undrift
 from file_support import saved_file
 from support import convnet, same, snapshot
-from undrift._packing import pack
-from undrift.data.preprocess import IMAGENET, RAW
-from undrift.file import inspect, load, save
+from undrift.images.preprocess import IMAGENET, RAW
+from undrift.packs.file import inspect, load, save
+from undrift.packs.packing import pack
 
 
 def traces(net: nn.Module) -> list[object]:

@@ -16,11 +16,12 @@ from torch import nn
 import undrift
 from file_support import adapted, saved_file
 from support import convnet, images
-from undrift import _atomic, zoo
-from undrift._lock import marked
-from undrift.data.preprocess import RAW
-from undrift.file import save
-from undrift.fingerprint import fingerprint
+from undrift.images.preprocess import RAW
+from undrift.packs.file import save
+from undrift.packs.fingerprint import fingerprint
+from undrift.system import atomic
+from undrift.system.lock import marked
+from undrift_bench import zoo
 
 
 def test_a_wide_resnet_28_10_file_is_small_and_its_fingerprint_quick(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_full_disk_leaves_what_was_there(saved: tuple[nn.Module, Path], monkey
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(_atomic.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(undrift.DataError, match=r"clinic-b.*disk is full.*untouched.*Free some space"):
         save(model, path)
     assert path.read_bytes() == before
@@ -99,14 +100,14 @@ def test_a_full_disk_leaves_what_was_there(saved: tuple[nn.Module, Path], monkey
 def test_a_device_that_is_always_full() -> None:
     with pytest.raises(OSError, match="No space") as caught, Path("/dev/full").open("wb", buffering=0) as file:
         file.write(b"x")
-    assert "disk is full" in _atomic._facts("x", caught.value)
+    assert "disk is full" in atomic._facts("x", caught.value)
 
 
 def test_ctrl_c_and_errors_leave_what_was_there(tmp_path: Path) -> None:
     place = tmp_path / "a.txt"
-    _atomic.write_text(place, "old")
+    atomic.write_text(place, "old")
     for error in (KeyboardInterrupt, ValueError):
-        with pytest.raises(error), _atomic.writing(place) as file:  # noqa: PT012
+        with pytest.raises(error), atomic.writing(place) as file:  # noqa: PT012
             file.write(b"new, half")
             raise error
     assert place.read_text() == "old"
@@ -117,9 +118,9 @@ def test_a_sweep_takes_what_a_kill_left_and_nothing_else(tmp_path: Path) -> None
     place, rest = tmp_path / "a.csv", tmp_path / ".a.csv.0123abcd.tmp"
     for name in (rest.name, ".a.csv.mine.tmp", ".b.csv.0123abcd.tmp"):
         (tmp_path / name).write_text("half")
-    with _atomic.writing(place) as file:
+    with atomic.writing(place) as file:
         file.write(b"whole")
-        _atomic.sweep(place)  # as another process would, which starts meanwhile
+        atomic.sweep(place)  # as another process would, which starts meanwhile
         assert not rest.exists()
         assert len(list(tmp_path.iterdir())) == 3
     assert place.read_text() == "whole"
@@ -133,18 +134,18 @@ def test_a_sweep_between_making_a_file_and_locking_it_costs_nothing(
     def late(file: IO[bytes], beside: Path) -> bool:
         if not swept:
             swept.append(beside)
-            _atomic.sweep(tmp_path / "a.csv")
+            atomic.sweep(tmp_path / "a.csv")
         return marked(file, beside)
 
-    monkeypatch.setattr(_atomic, "marked", late)
-    _atomic.write_text(tmp_path / "a.csv", "whole")
+    monkeypatch.setattr(atomic, "marked", late)
+    atomic.write_text(tmp_path / "a.csv", "whole")
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
     assert not swept[0].exists()
 
 
 FORKING = """
 import os, sys
-from undrift._atomic import writing
+from undrift.system.atomic import writing
 with writing(sys.argv[1]) as file:
     file.write(b"once")
     if not (child := os.fork()):
@@ -161,17 +162,17 @@ def test_a_forked_process_writes_nothing_of_it_again(tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(undrift.DataError, match=r"is a folder.*file name"):
-        _atomic.write_bytes(tmp_path, b"")
+        atomic.write_bytes(tmp_path, b"")
     with pytest.raises(undrift.DataError, match=r"no folder.*mkdir -p"):
-        _atomic.write_bytes(tmp_path / "no" / "a.txt", b"")
+        atomic.write_bytes(tmp_path / "no" / "a.txt", b"")
     for number, words in ((errno.EACCES, "may not be written"), (errno.EIO, "Input/output error")):
-        assert words in _atomic._facts("a", OSError(number, os.strerror(number)))
+        assert words in atomic._facts("a", OSError(number, os.strerror(number)))
 
 
 def test_links_and_permissions_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "real.txt").write_text("old")
     (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
-    _atomic.write_text(tmp_path / "link.txt", "new")
+    atomic.write_text(tmp_path / "link.txt", "new")
     assert (tmp_path / "link.txt").is_symlink()
     assert (tmp_path / "real.txt").read_text() == "new"
     (tmp_path / "plain.txt").write_text("")

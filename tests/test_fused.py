@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import undrift
 from fused_support import KEY, arguments, shapes
 from support import convnet, images
-from undrift.fused import add_noise, dispatch, force, operators, pieces, plain, square_sum
-from undrift.fused.epsilon import normal
+from undrift.kernels import add_noise, cpu_pieces, dispatch, force, operators, reference, square_sum
+from undrift.kernels.epsilon import normal
 
 
 def results(path: str, args: tuple[Tensor, ...], groups: int, last: bool, first_row: int = 3) -> list[Tensor]:
@@ -52,7 +52,7 @@ def test_gradients_drawn_again_are_autograds(shape: tuple[int, ...], groups: int
     """In float64: ε itself is float32, the same in both."""
     args = arguments(shape, groups, last, torch.float64)
     _, grad_y, grad_plane, grad_log_var = results("plain", args, groups, last)
-    again = plain.noise_gradients(args[3], args[1], args[2], KEY, 3, groups, last)
+    again = reference.noise_gradients(args[3], args[1], args[2], KEY, 3, groups, last)
     assert torch.equal(grad_y, args[3])
     torch.testing.assert_close(again[0], grad_plane, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(again[1], grad_log_var, rtol=1e-10, atol=1e-9)
@@ -62,8 +62,8 @@ def test_gradients_drawn_again_are_autograds(shape: tuple[int, ...], groups: int
 def test_autograd_of_the_reference_is_right() -> None:
     y, plane, log_var, _ = (v.requires_grad_() for v in arguments((2, 4, 3), 2, False, torch.float64))
     plane.data.clamp_(min=0.1)  # finite differences at a root of 0 mean nothing
-    assert torch.autograd.gradcheck(lambda *v: plain.add_noise(*v, KEY, 0, 2, False), (y, plane, log_var))
-    assert torch.autograd.gradcheck(lambda x: plain.square_sum(x, 2, False), (y,))
+    assert torch.autograd.gradcheck(lambda *v: reference.add_noise(*v, KEY, 0, 2, False), (y, plane, log_var))
+    assert torch.autograd.gradcheck(lambda x: reference.square_sum(x, 2, False), (y,))
 
 
 @pytest.mark.parametrize("path", ["plain", "cpu", "operator"])
@@ -92,7 +92,7 @@ def test_a_batch_may_be_split_anywhere(path: str) -> None:
 @pytest.mark.parametrize("first_row", [0, 2**20])
 def test_pieces_draw_what_the_definition_draws(shape: tuple[int, ...], first_row: int) -> None:
     got = torch.empty(*shape, 1)
-    pieces.fill(got, KEY, first_row)
+    cpu_pieces.fill(got, KEY, first_row)
     torch.testing.assert_close(got.view(shape), normal(KEY, shape, first_row), rtol=0, atol=5e-6)
 
 
@@ -122,7 +122,7 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     half = y.to(dtype)
     out = add_noise(half, plane, log_var, KEY, 0, 1, False)
     assert out.dtype is dtype
-    assert torch.equal(out, plain.add_noise(half.float(), plane, log_var, KEY, 0, 1, False).to(dtype))
+    assert torch.equal(out, reference.add_noise(half.float(), plane, log_var, KEY, 0, 1, False).to(dtype))
     assert square_sum(half, 1, False).dtype is torch.float32
 
 

@@ -15,7 +15,8 @@ import torch
 import undrift
 from fused_support import _native_module
 from undrift._errors import UndriftWarning
-from undrift.fused import dispatch, native
+from undrift.kernels import dispatch
+from undrift.kernels.triton import native
 
 Compiler = Callable[[str], None]
 

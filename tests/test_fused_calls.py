@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.fused import calls
+from undrift.kernels.triton import calls
 
 
 class Compiled:

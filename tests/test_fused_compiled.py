@@ -12,18 +12,18 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import triton
-from undrift import noise
-from undrift.fused import narrowed, plain
+from undrift.kernels import narrowed, reference
+from undrift.posterior import noise
 
 
 @triton
 @pytest.mark.parametrize("channels", [1536, 1280, 2048, 1030, 768])
 def test_wide_rows_have_the_sum_of_squares_of_all(channels: int) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     x = torch.randn(2, 3, channels, requires_grad=True)
     got = traced.square_sum(x, 1, True)
-    torch.testing.assert_close(got, plain.square_sum(x, 1, True))
+    torch.testing.assert_close(got, reference.square_sum(x, 1, True))
     got.sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.detach())
 
@@ -31,7 +31,7 @@ def test_wide_rows_have_the_sum_of_squares_of_all(channels: int) -> None:
 @triton
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_what_was_narrowed_has_a_gradient_of_the_lower_precision(contiguous: bool) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     x, weight = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5)
     low = traced.narrowed(x, torch.bfloat16)
@@ -185,7 +185,7 @@ def changed_first(net: nn.Module) -> None:
     net[2].register_forward_hook(lambda _layer, _args, y: 2 * y, prepend=True)
 
 
-# Where a hook was put first, PyTorch 2.11 takes it for another (undrift._attached).
+# Where a hook was put first, PyTorch 2.11 takes it for another (undrift.posterior.attached).
 OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 recent = pytest.mark.skipif(OLD, reason="its compiler loses its place among a layer's hooks")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fused_support import KEY, arguments
-from undrift.fused import cpu, pieces, plain
+from undrift.kernels import cpu, cpu_pieces, reference
 
 SHAPE = (3, 6, 20, 30)
 
@@ -30,11 +30,11 @@ def test_pieces_of_any_size_draw_the_same(
     orders = [y] if y.ndim != 4 else [y, y.to(memory_format=torch.channels_last)]
     for ordered in orders:
         want = cpu.noise(ordered, plane, KEY, 3, groups, last)
-        monkeypatch.setattr(pieces, "PIECE", piece)
+        monkeypatch.setattr(cpu_pieces, "PIECE", piece)
         assert torch.equal(cpu.noise(ordered, plane, KEY, 3, groups, last), want)
         monkeypatch.undo()
-        root = plain.spread(plane.sqrt(), y.shape, groups, last)
-        torch.testing.assert_close(want, root * plain.drawn(KEY, y.shape, 3, last), rtol=1e-5, atol=3e-5)
+        root = reference.spread(plane.sqrt(), y.shape, groups, last)
+        torch.testing.assert_close(want, root * reference.drawn(KEY, y.shape, 3, last), rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("low", [0, 2**17 - 1, 2**32 - 1, 2**32 - 2**17 + 5])
@@ -42,8 +42,8 @@ def test_pieces_of_any_size_draw_the_same(
 def test_rows_and_columns_wrap_around_and_cross_pieces(low: int, shape: tuple[int, ...]) -> None:
     """At 2³² rows and columns begin anew."""
     key, out = torch.tensor(low - 5 * 2**32), torch.empty(shape)
-    pieces.fill(out, key, 7 * shape[2])
-    torch.testing.assert_close(out, plain.drawn(key, out.shape, 7, False), rtol=0, atol=3e-6)
+    cpu_pieces.fill(out, key, 7 * shape[2])
+    torch.testing.assert_close(out, reference.drawn(key, out.shape, 7, False), rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
@@ -66,7 +66,7 @@ def test_energies_of_any_size_have_finite_gradients(plane: float) -> None:
     got = cpu.noise_gradients(grad, kept, energy, log_var, 1, False)
     assert all(g.isfinite().all() for g in got)
     if plane in {1e-30, 1e30}:
-        want = plain.noise_gradients(grad, energy, log_var, KEY, 0, 1, False)
+        want = reference.noise_gradients(grad, energy, log_var, KEY, 0, 1, False)
         assert all(
             torch.allclose(g, w, rtol=1e-3, atol=0.1 * w.abs().mean().item()) for g, w in zip(got, want, strict=True)
         )

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import undrift
 from support import convnet, images
-from undrift.fused import operators
+from undrift.kernels import operators
 
 
 def untouched(net: nn.Module) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift.fused import force
+from undrift.kernels import force
 
 CHANNELS, SIDE = 16, 64
 LAGS = CHANNELS * SIDE**2  # of one sample: 65,536

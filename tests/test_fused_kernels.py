@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import KEY, arguments, in_orders, kernels_device, numpys, shapes, triton
-from undrift import layers, noise
-from undrift.fused import folded, launch, layer, plain, tiles
+from undrift.kernels import reference
+from undrift.kernels.triton import folded, launch, layer, tiles
+from undrift.posterior import layers, noise
 
 
 @pytest.fixture(params=["many programs", "one program"])
@@ -28,29 +29,29 @@ def test_triton_kernels(device: torch.device, shape: tuple[int, ...], groups: in
     y, plane, log_var, grad = (v.to(device) for v in arguments(shape, groups, last))
     settings = (KEY.to(device), 3, groups, last)
     for v in in_orders(y):
-        torch.testing.assert_close(launch.square_sum(v, groups, last), plain.square_sum(v, groups, last))
+        torch.testing.assert_close(launch.square_sum(v, groups, last), reference.square_sum(v, groups, last))
         pull = launch.square_sum_gradient(plane, v, groups, last)
         assert pull.stride() == v.stride()
-        torch.testing.assert_close(pull, plain.square_sum_gradient(plane, v, groups, last))
+        torch.testing.assert_close(pull, reference.square_sum_gradient(plane, v, groups, last))
         out = launch.add_noise(v, plane, log_var, *settings)
         assert out.stride() == v.stride()
-        want = plain.add_noise(v, plane, log_var, *settings)
+        want = reference.add_noise(v, plane, log_var, *settings)
         # The cosine's polynomial is right to 7e-6, NVIDIA's own to 5e-7: a small ε is off by as much as a large one.
         near = 1e-4 + 2**-16 * float((want - v).abs().max())
         torch.testing.assert_close(out, want, rtol=1e-4, atol=near)
     for v in in_orders(grad):
-        got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, plain))
+        got, want = (m.noise_gradients(v, plane, log_var, *settings) for m in (launch, reference))
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)  # sums of what is right to the bits above
 
 
 @triton
 @shapes
 def test_the_compiled_sum_of_squares_and_its_gradient(shape: tuple[int, ...], groups: int, last: bool) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     x = arguments(shape, groups, last)[0]
     mine, plains = (x.clone().requires_grad_() for _ in range(2))
-    got, want = traced.square_sum(mine, groups, last), plain.square_sum(plains, groups, last)
+    got, want = traced.square_sum(mine, groups, last), reference.square_sum(plains, groups, last)
     pull = torch.randn_like(want)
     got.backward(pull)
     want.backward(pull)
@@ -65,12 +66,12 @@ def test_compiled_gradients_of_the_plane_have_gaps(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], last: bool
 ) -> None:
     """The numbers of the plain functions, 16 bytes apart where a batch norm may read them."""
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     device = kernels_device(monkeypatch)
     _, plane, log_var, grad = (t.to(device) for t in arguments(shape, 1, last))
     given = (grad, plane, log_var, KEY.to(device), 2, 1, last)
-    got, want = traced.noise_gradients(*given), plain.noise_gradients(*given)
+    got, want = traced.noise_gradients(*given), reference.noise_gradients(*given)
     for own, other in zip(got, want, strict=True):
         torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-3)
     spread = traced.apart(plane)
@@ -85,7 +86,7 @@ def test_the_compiler_looks_into_the_sum_of_squares() -> None:
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     seen: list[str] = []
 
@@ -152,9 +153,9 @@ def test_a_layers_noise_as_one_node(device: torch.device, name: str) -> None:
         if quick:
             out = layer.noisy(leaves[0], leaves[1], leaves[2], key, layer._make(*leaves, 2, spec))
         else:
-            energy = plain.square_sum(leaves[0], spec.groups, spec.last) + spec.extra
+            energy = reference.square_sum(leaves[0], spec.groups, spec.last) + spec.extra
             plane = layers.box(module, energy, y.shape)
-            out = plain.add_noise(leaves[1], plane, leaves[2], key, 2, spec.groups, spec.last)
+            out = reference.add_noise(leaves[1], plane, leaves[2], key, 2, spec.groups, spec.last)
         out.backward(pull)
         return [out.detach(), *(v.grad for v in leaves)]
 

@@ -12,8 +12,9 @@ from torch import Tensor
 import undrift
 from fused_support import numpys, triton
 from support import convnet, images
-from undrift.fused import dispatch, launch
-from undrift.key import keys_of
+from undrift.kernels import dispatch
+from undrift.kernels.triton import launch
+from undrift.posterior.seeds import keys_of
 
 ENDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF)
 
@@ -50,7 +51,7 @@ def test_a_network_asks_the_kernel_where_it_may(device: torch.device, monkeypatc
     asked: list[int] = []
     kernel = launch.keys
     monkeypatch.setattr(launch, "keys", lambda *args: asked.append(args[2]) or kernel(*args))
-    monkeypatch.setattr("undrift.key.dispatch.quick", lambda *_tensors: True)
+    monkeypatch.setattr("undrift.posterior.seeds.dispatch.quick", lambda *_tensors: True)
     model.reseed(torch.Generator().manual_seed(3))
     with torch.no_grad():
         got = model(x), model.key.current

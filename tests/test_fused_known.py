@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import kernels_device, numpys, triton, use
-from undrift import _likeness, noise
-from undrift.fused import dispatch, layer, tiles
-from undrift.perturb import Perturbed
+from undrift.kernels import dispatch
+from undrift.kernels.triton import layer, tiles
+from undrift.posterior import noise, tensor_guard
+from undrift.posterior.perturbed import Perturbed
 
 both = pytest.mark.usefixtures("how")  # native and in Python
 
@@ -186,8 +187,8 @@ def test_a_pytorch_without_such_guards_looks_it_up(monkeypatch: pytest.MonkeyPat
     def refuse(*_tensors: Tensor, **_dims: Any) -> None:
         raise TypeError("takes other arguments")
 
-    for guards in (_likeness._guards, None, refuse):
-        monkeypatch.setattr(_likeness, "_guards", guards)
+    for guards in (tensor_guard._guards, None, refuse):
+        monkeypatch.setattr(tensor_guard, "_guards", guards)
         model = perturbed(device)
         found.append([each for _ in range(3) for each in step(model)])
         assert (model.noises()[0]._known is None) is (len(found) > 1)
@@ -214,7 +215,7 @@ def test_copies_know_their_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_likeness() -> None:
     """Sizes, strides, dtype, device, gradients, class, and what a transform wraps."""
     x = torch.rand(2, 3)
-    alike = _likeness.likeness(x)
+    alike = tensor_guard.likeness(x)
     if alike is None:
         pytest.skip("this PyTorch has no such guards")
     assert alike(torch.rand(2, 3))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fused_support import KEY, in_orders, kernels_device, numpys, triton
-from undrift import layers
-from undrift.fused import calls, folded, layer, plain, tiles
+from undrift.kernels import reference
+from undrift.kernels.triton import calls, folded, layer, tiles
+from undrift.posterior import layers
 
 # A layer, its input, a constant energy, and the launches it takes: forward, backward, backward without grad of x.
 CASES: dict[str, tuple[nn.Module, tuple[int, ...], float, tuple[int, int, int]]] = {
@@ -83,9 +84,9 @@ class Setting:
         return layer.noisy(*leaves, self.key, plan)
 
     def plain(self, leaves: list[Tensor]) -> Tensor:
-        energy = plain.square_sum(leaves[0], self.spec.groups, self.spec.last) + self.spec.extra
+        energy = reference.square_sum(leaves[0], self.spec.groups, self.spec.last) + self.spec.extra
         plane = layers.box(self.module, energy, self.y.shape)
-        return plain.add_noise(leaves[1], plane, leaves[2], self.key, 2, self.spec.groups, self.spec.last)
+        return reference.add_noise(leaves[1], plane, leaves[2], self.key, 2, self.spec.groups, self.spec.last)
 
 
 @pytest.fixture(params=["many programs", "one program", "small sums"])

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import undrift
 from fused_support import KEY, arguments
-from undrift.fused import add_noise, cpu, dispatch, force, plain, square_sum
+from undrift.kernels import add_noise, cpu, dispatch, force, reference, square_sum
 
 ORDERS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # shape, groups: an even and an odd number of channels, groups, depthwise, three dimensions, several pieces
@@ -100,7 +100,7 @@ def test_the_sum_of_squares_keeps_the_input_as_it_is(dtype: torch.dtype, order: 
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         total = square_sum(x, 3, False)
     assert [t.data_ptr() for t in saved] == [x.data_ptr()]
-    want = plain.square_sum(x, 3, False)
+    want = reference.square_sum(x, 3, False)
     pull = torch.randn_like(want)
     got = torch.autograd.grad(total, x, pull)[0]
     assert got.dtype is dtype

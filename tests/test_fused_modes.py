@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.fused import cpu, force, plain
-from undrift.fused.dispatch import add_noise
+from undrift.kernels import cpu, force, reference
+from undrift.kernels.dispatch import add_noise
 
 KEY = torch.tensor(2**40 + 7)
 
@@ -77,5 +77,5 @@ def test_a_backward_pass_inside_autocast_is_as_exact_as_outside(memory: torch.me
     kept = cpu.noise(y, plane, KEY, 0, 1, False)
     with torch.autocast("cpu", torch.bfloat16):
         inside = cpu.noise_gradients(grad, kept, plane, log_var, 1, False)
-    for found, want in zip(inside, plain.noise_gradients(grad, plane, log_var, KEY, 0, 1, False), strict=True):
+    for found, want in zip(inside, reference.noise_gradients(grad, plane, log_var, KEY, 0, 1, False), strict=True):
         torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)

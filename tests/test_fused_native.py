@@ -14,9 +14,9 @@ import test_row
 import undrift
 from fused_support import numpys, triton, use
 from test_fused_known import images, on_kernels, perturbed, step
-from undrift.fused import calls, native
-from undrift.fused.native.packed import packed
-from undrift.perturb import Perturbed
+from undrift.kernels.triton import calls, native
+from undrift.kernels.triton.native.packed import packed
+from undrift.posterior.perturbed import Perturbed
 
 
 def nodes(out: Tensor) -> list[str]:

@@ -12,9 +12,9 @@ from torch.nn.utils import parametrize
 
 import undrift
 from fused_support import KEY, kernels_device, numpys, triton
-from undrift import noise
-from undrift.fused import layer
-from undrift.fused.own import alone, own_gradient, own_of
+from undrift.kernels.triton import layer
+from undrift.kernels.triton.own import alone, own_gradient, own_of
+from undrift.posterior import noise
 
 LAST = torch.channels_last
 OWN = {

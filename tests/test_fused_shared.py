@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fused_support import KEY, arguments, in_orders, kernels_device, numpys, triton
-from undrift.fused import launch, plain, tiles
+from undrift.kernels import reference
+from undrift.kernels.triton import launch, tiles
 
 SHAPES = {"conv": ((2, 64, 3, 4), False), "many channels": ((2, 192, 2, 2), False), "tokens": ((2, 5, 160), True)}
 shapes = pytest.mark.parametrize(("shape", "last"), SHAPES.values(), ids=SHAPES)
@@ -22,14 +23,14 @@ shapes = pytest.mark.parametrize(("shape", "last"), SHAPES.values(), ids=SHAPES)
 def test_parts_add_up_to_the_gradient(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], last: bool, by_rows: bool
 ) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     device = kernels_device(monkeypatch, "one program")
     monkeypatch.setattr(traced, "SUMMING", tiles.Cut(256, 1, {64: 4, 32: 4}))
     _, plane, log_var, grad = (t.to(device) for t in arguments(shape, 1, last))
     settings = (KEY.to(device), 2, 1, last)
     for v in in_orders(grad):
-        want, of_log_var = plain.noise_gradients(v, plane, log_var, *settings)
+        want, of_log_var = reference.noise_gradients(v, plane, log_var, *settings)
         for count in (1, 3, 12):  # more programs than there are positions leave nothing in theirs
             pull, parts = traced.noise_parts(v, plane, log_var, *settings, count, by_rows)
             torch.testing.assert_close(pull, want, rtol=1e-3, atol=1e-4)
@@ -42,7 +43,7 @@ def test_parts_add_up_to_the_gradient(
 @pytest.mark.parametrize("channels", [160, 31])
 def test_a_plane_in_parts_is_their_sum(monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
     """Also before an odd number of channels, whose kernels take one number a position."""
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     device = kernels_device(monkeypatch)
     y, plane, log_var, grad = (t.to(device) for t in arguments((2, 7, channels), 1, True))
@@ -50,7 +51,7 @@ def test_a_plane_in_parts_is_their_sum(monkeypatch: pytest.MonkeyPatch, channels
     parts = plane * torch.tensor([0.2, 0.3, 0.5], device=device)
     want = traced.add_noise(y, plane, log_var, *settings)
     torch.testing.assert_close(traced.add_noise(y, parts, log_var, *settings), want, rtol=1e-5, atol=1e-5)
-    whole, of_log_var = plain.noise_gradients(grad, plane, log_var, *settings)
+    whole, of_log_var = reference.noise_gradients(grad, plane, log_var, *settings)
     for pull, other in (
         traced.noise_gradients(grad, parts, log_var, *settings),
         traced.noise_parts(grad, parts, log_var, *settings, 3, False),
@@ -64,12 +65,12 @@ def test_a_plane_in_parts_is_their_sum(monkeypatch: pytest.MonkeyPatch, channels
 @numpys
 def test_parts_of_a_layer_with_groups_are_those_of_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weight that two layers share has the first one's number of parts; the second may have groups."""
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     device = kernels_device(monkeypatch)
     _, plane, log_var, grad = (t.to(device) for t in arguments((2, 8, 3, 3), 2, False))
     given = (grad, plane, log_var, KEY.to(device), 2, 2, False)
-    want, of_log_var = plain.noise_gradients(*given)
+    want, of_log_var = reference.noise_gradients(*given)
     pull, parts = traced.noise_parts(*given, 3, False)
     torch.testing.assert_close(pull, want, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(parts.sum(0), of_log_var, rtol=1e-3, atol=1e-4)
@@ -78,12 +79,12 @@ def test_parts_of_a_layer_with_groups_are_those_of_its_groups(monkeypatch: pytes
 @triton
 @pytest.mark.parametrize("channels", [1536, 1280])
 def test_the_energy_of_wide_rows_comes_in_parts(channels: int) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     x = torch.randn(2, 3, channels, requires_grad=True)
     assert traced.in_parts(x)
     parts = traced.square_parts(x)
-    torch.testing.assert_close(parts.sum(-1, keepdim=True), plain.square_sum(x, 1, True))
+    torch.testing.assert_close(parts.sum(-1, keepdim=True), reference.square_sum(x, 1, True))
     pull = torch.randn(2, 3, 1)
     parts.backward(pull.expand_as(parts))
     torch.testing.assert_close(x.grad, 2 * x.detach() * pull)
@@ -92,7 +93,7 @@ def test_the_energy_of_wide_rows_comes_in_parts(channels: int) -> None:
 @triton
 @pytest.mark.parametrize("channels", [768, 1030, 2048])
 def test_other_rows_have_one_energy(channels: int) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     assert not traced.in_parts(torch.empty(2, channels))
 
@@ -105,7 +106,7 @@ def rows(*shapes: tuple[int, int]) -> list[Tensor]:
 @numpys
 def test_all_layers_are_added_up_each_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """More layers alike than one kernel takes, others between them, and the KL's gradient."""
-    from undrift.fused import shared
+    from undrift.kernels.triton import shared
 
     device = kernels_device(monkeypatch)
     parts = [p.to(device) for p in rows(*[(5, 12)] * 9, (1, 7), *[(5, 12)] * 9, (300, 4), (1, 7))]
@@ -120,7 +121,7 @@ def test_all_layers_are_added_up_each_at_its_place(monkeypatch: pytest.MonkeyPat
 @numpys
 def test_autograd_gives_each_log_variance_its_noise_and_its_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The handle gets the noise's gradient, and log_var itself none: it would be counted twice."""
-    from undrift.fused import shared, traced
+    from undrift.kernels.triton import shared, traced
 
     device = kernels_device(monkeypatch, "one program")
     y, plane, log_var, grad = (t.to(device) for t in arguments((2, 7, 160), 1, True))
@@ -134,7 +135,7 @@ def test_autograd_gives_each_log_variance_its_noise_and_its_divergence(monkeypat
     settings = (KEY.to(device), 2, 1, True)
     out = traced.add_noise(x, energy, own[0], *settings, handles[0], True)
     ((out * grad).sum() + (row.square()).sum()).backward()
-    pull, of_log_var = plain.noise_gradients(grad, plane, log_var, *settings)
+    pull, of_log_var = reference.noise_gradients(grad, plane, log_var, *settings)
     torch.testing.assert_close(x.grad, grad)
     torch.testing.assert_close(energy.grad, pull, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(own[0].grad, of_log_var + 2 * log_var, rtol=1e-3, atol=1e-4)
@@ -152,7 +153,7 @@ class Hopper:
 
 driver.set_active(Hopper())
 from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors, kernel_side_table as table
-from undrift.fused import kernels, kernels_grouped, kernels_shared
+from undrift.kernels.triton import kernels_halves as kernels, kernels_grouped, kernels_shared
 
 def written(kernel, kinds, **constants):
     names = [name for name in kernel.arg_names if name not in constants]
@@ -197,7 +198,7 @@ def test_the_compiler_sees_what_kernels_write_and_no_more() -> None:
 @triton
 @numpys
 def test_noise_is_added_in_place_where_no_two_programs_share_a_cache_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift.fused import traced
+    from undrift.kernels.triton import traced
 
     device = kernels_device(monkeypatch)
     used: list[str] = []

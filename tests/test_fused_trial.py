@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import undrift
 from fused_support import arguments
-from undrift.fused import calls, dispatch, operators, trial
-from undrift.key import keys_of
+from undrift.kernels import dispatch, operators
+from undrift.kernels.triton import calls, trial
+from undrift.posterior.seeds import keys_of
 
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
 
@@ -170,9 +171,9 @@ def test_the_kernel_that_is_tried_is_launched_as_others_are(monkeypatch: pytest.
         launched.append((count, BLOCK))
         keys.copy_(keys_of(seed, step, count))
 
-    module = ModuleType("undrift.fused.kernels_keys")
+    module = ModuleType("undrift.kernels.triton.kernels_keys")
     module.keys_kernel = {(1, 1): kernel}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "undrift.fused.kernels_keys", module)
+    monkeypatch.setitem(sys.modules, "undrift.kernels.triton.kernels_keys", module)
     monkeypatch.setattr(calls, "direct_launches", lambda: False)
     seed, step = torch.tensor(5), torch.tensor(6)
     assert torch.equal(trial._launched(seed, step, 2), keys_of(seed, step, 2))

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from undrift import _heap
+from undrift.system import malloc
 
 # Twenty blocks of four megabytes, as a step's activations, written and freed twice; page faults of the second time.
 STEPS = """
 import ctypes, resource, sys
 import torch
-from undrift._heap import keep_freed
+from undrift.system.malloc import keep_freed
 
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: one fault a page, also where huge pages are always on
 kept = keep_freed() if sys.argv[1] == "kept" else False
@@ -27,7 +27,7 @@ NOT_GLIBC = not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get
 
 
 def faults(how: str, **environment: str) -> tuple[int, int]:
-    own = {name: value for name, value in os.environ.items() if name not in _heap._SET} | environment
+    own = {name: value for name, value in os.environ.items() if name not in malloc._SET} | environment
     asked = [sys.executable, "-c", STEPS, how]
     found = subprocess.run(asked, capture_output=True, text=True, check=True, env=own)
     kept, count = found.stdout.split()
@@ -49,7 +49,7 @@ def test_what_a_user_has_set_stays() -> None:
 
 
 def test_nothing_happens_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _heap._SET:
+    for name in malloc._SET:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    assert not _heap.keep_freed()
+    assert not malloc.keep_freed()

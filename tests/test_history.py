@@ -11,7 +11,7 @@ import undrift
 from adapt_support import small
 from support import images
 from undrift.adapt import adapt
-from undrift.history import History
+from undrift.judge.history import History
 from undrift.likelihood import entropy
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from undrift._interrupts import uninterrupted
+from undrift.system.interrupts import uninterrupted
 
 
 def test_both_signals_reach_their_handlers_afterwards_in_their_order() -> None:

@@ -7,8 +7,8 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from support import convnet, images
-from undrift import replay
-from undrift.key import GOLDEN, Key, mix
+from undrift.posterior import replay
+from undrift.posterior.seeds import GOLDEN, Key, mix
 
 
 def test_mix_is_splitmix64() -> None:

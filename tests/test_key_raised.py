@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import undrift
-from undrift._adapted import keeping_step
+from undrift.posterior.state import keeping_step
 
 
 class Failing(nn.Module):

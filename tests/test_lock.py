@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from undrift._lock import discard, held, locked, marked
+from undrift.system.lock import discard, held, locked, marked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
 
@@ -59,7 +59,7 @@ def test_without_such_locks_everybody_gets_one(tmp_path: Path, monkeypatch: pyte
 CODE = """
 import multiprocessing, os, sys, time
 from pathlib import Path
-from undrift._lock import held
+from undrift.system.lock import held
 with held(Path(sys.argv[1])) as mine:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()

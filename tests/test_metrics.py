@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import undrift
-from undrift import metrics
+from undrift.judge import metrics
 
 PROBS = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.5, 0.3, 0.2], [0.0, 0.1, 0.9]])
 LABELS = torch.tensor([0, 2, 0, 2])  # right, wrong, right, right

@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from undrift import DataError, OptionError, UndriftWarning, data, zoo
-from undrift._model_packages import of_huggingface, of_timm, of_torchvision
-from undrift.data import Preprocess
-from undrift.models import load_model, parse_arguments
+import undrift
+from undrift import DataError, OptionError, UndriftWarning
+from undrift.cli.model_packages import of_huggingface, of_timm, of_torchvision
+from undrift.cli.models import load_model, parse_arguments
+from undrift.images import Preprocess
+from undrift_bench import zoo
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -28,7 +30,7 @@ def net(classes: int = 4) -> nn.Module:
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own_net.py").write_text(
         "from torch import nn\n"
-        "from undrift.data import Preprocess\n"
+        "from undrift.images import Preprocess\n"
         "def make(classes=4):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(12, classes)).train()\n"
         "def knows():\n"
@@ -289,7 +291,7 @@ def test_configurations_that_we_cannot_follow(monkeypatch: pytest.MonkeyPatch) -
     pretend(monkeypatch, "timm", create_model=lambda name, pretrained: border)
     with pytest.warns(UndriftWarning, match="--crop"):
         assert load_model("timm:x").preprocess is None
-    assert Preprocess(*IMAGENET, 256, 224) == data.IMAGENET
+    assert Preprocess(*IMAGENET, 256, 224) == undrift.images.IMAGENET
 
 
 def test_weights_that_are_not_there_are_called_so_before_their_network_is_asked_for(tmp_path: Path) -> None:

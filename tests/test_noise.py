@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, layers_with_input
-from undrift.fused.plain import safe_sqrt
-from undrift.key import Key
-from undrift.layers import kernels, per_weight
-from undrift.noise import Noise, input_energy
+from undrift.kernels.reference import safe_sqrt
 from undrift.options import Options
+from undrift.posterior.layers import kernels, per_weight
+from undrift.posterior.noise import Noise, input_energy
+from undrift.posterior.seeds import Key
 
 
 def noise_of(layer: nn.Module, sharing: str = "kernel", **options: object) -> Noise:

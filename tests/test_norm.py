@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import undrift
 from support import images
-from undrift import norm
+from undrift.posterior import norm
 
 BATCH_NORMS = [
     (nn.BatchNorm1d, (6, 4)),

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import undrift
-from undrift import norm
-from undrift._adapted import snapshot
+from undrift.posterior import norm
+from undrift.posterior.state import snapshot
 
 PACE = 0.3
 
@@ -135,7 +135,7 @@ def stop(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("where", ["torch.nn.functional.batch_norm", "undrift._tracking.Tracking.begin"])
+@pytest.mark.parametrize("where", ["torch.nn.functional.batch_norm", "undrift.posterior.norm_tracking.Tracking.begin"])
 def test_a_pass_that_is_interrupted_leaves_all_as_it_was(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch calls no hook then."""
     layer = nn.BatchNorm2d(3)

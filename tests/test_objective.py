@@ -21,7 +21,7 @@ def test_kl_is_that_of_torch_distributions(sharing: str, prior: str) -> None:
         noise = model.noise[str(i)]
         with torch.no_grad():
             noise.log_var += torch.randn_like(noise.log_var)
-        from undrift.layers import per_weight
+        from undrift.posterior.layers import per_weight
 
         def full(values: torch.Tensor, layer: nn.Module = layer) -> torch.Tensor:
             spread = values if values.ndim == layer.weight.ndim else per_weight(layer, values, layer.weight)

@@ -2,7 +2,7 @@
 
 import undrift
 from support import convnet, images, learnables
-from undrift.optimise import make_optimiser
+from undrift.loop.optimise import make_optimiser
 
 
 def test_groups() -> None:

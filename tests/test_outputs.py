@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import undrift
-from undrift._outputs import logits
+from undrift.posterior.outputs import logits
 
 Z = torch.randn(4, 3)
 

@@ -21,9 +21,7 @@ def test_the_built_wheel_installs_and_imports(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("undrift-*.whl")
     there = zipfile.ZipFile(wheel).namelist()
     assert "undrift/py.typed" in there
-    sources = [path.name for path in (ROOT / "src/undrift/fused/native").iterdir() if path.suffix in {".cpp", ".h"}]
-    assert {f"undrift/fused/native/{name}" for name in sources} <= set(there)  # compiled where it is installed
-    assert len(sources) > 1
+    assert not [name for name in there if name.startswith("undrift_bench")]
     place = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(place), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import undrift
 from perturb_support import adapt_a_little
 from support import convnet, images, same, snapshot
-from undrift.layers import evaluating
+from undrift.posterior.layers import evaluating
 
 
 def interrupted(call: Callable[[], Any], line: int) -> bool:

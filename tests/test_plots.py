@@ -11,10 +11,10 @@ import torch
 import undrift
 from support import convnet, learnables
 from test_report import continual, generalized, offline, result
-from undrift import plots
-from undrift.file import inspect, save
-from undrift.metrics import Reliability
-from undrift.report import Report
+from undrift.judge import plots
+from undrift.judge.metrics import Reliability
+from undrift.judge.report import Report
+from undrift.packs.file import inspect, save
 
 
 def is_png(path: Path) -> bool:

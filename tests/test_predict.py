@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, same, snapshot
+from undrift.answer.prediction import Prediction
+from undrift.answer.temperature import match_confidence, mirror_and_move, temperature
 from undrift.predict import predict
-from undrift.prediction import Prediction
-from undrift.temperature import match_confidence, mirror_and_move, temperature
 
 
 class Scripted(nn.Module):

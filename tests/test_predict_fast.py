@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
 from support import convnet, images
-from undrift._few import Few, answer, averaged, log_probs
+from undrift.answer.fast_mode import Few, answer, averaged, log_probs
 from undrift.predict import predict
 
 # undrift.predict is the function, also to those who look for the module of that name.

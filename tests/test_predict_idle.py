@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
 from support import convnet, images
-from undrift import _draws
-from undrift.key import keys_of
+from undrift.answer import draws
+from undrift.posterior.seeds import keys_of
 
 PREDICT = importlib.import_module("undrift.predict")
 
@@ -97,8 +97,8 @@ def test_the_mean_network_makes_no_keys_and_the_next_draw_is_what_it_was() -> No
 
 def test_a_call_asks_twice_at_most_whether_draws_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[undrift.Perturbed] = []
-    foldable = _draws.foldable
-    monkeypatch.setattr(_draws, "foldable", lambda model: asked.append(model) or foldable(model))
+    foldable = draws.foldable
+    monkeypatch.setattr(draws, "foldable", lambda model: asked.append(model) or foldable(model))
     model = noisy()
     for settings, most in (({"samples": 0}, 0), ({"samples": 5}, 1), ({"samples": 5, "mode": "fast"}, 2)):
         asked.clear()

@@ -10,10 +10,10 @@ import torch
 
 import undrift
 from support import convnet, images, same, snapshot
-from undrift import _statistics
-from undrift._adapted import restore
-from undrift._adapted import snapshot as adapted_state
-from undrift._statistics import noise_kept
+from undrift.posterior import statistics
+from undrift.posterior.state import restore
+from undrift.posterior.state import snapshot as adapted_state
+from undrift.posterior.statistics import noise_kept
 from undrift.predict import predict
 
 KEPT = ("train", "moving", "domain")
@@ -89,7 +89,7 @@ def test_draws_the_source_and_a_fresh_network_are_no_matter() -> None:
 
 def test_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[undrift.Perturbed] = []
-    monkeypatch.setattr(_statistics, "noise_kept", lambda model: asked.append(model) or noise_kept(model))
+    monkeypatch.setattr(statistics, "noise_kept", lambda model: asked.append(model) or noise_kept(model))
     model = undrift.perturb(convnet())
     for _ in range(3):
         predict(model, images(), 0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, same, snapshot
-from undrift._turns import turn
+from undrift.posterior.model_lock import turn
 
 
 class Waiting(nn.Module):

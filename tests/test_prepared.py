@@ -9,9 +9,9 @@ import torch
 
 import undrift
 from adapt_support import small
-from undrift import data
-from undrift._prepared import unlike, warn_of_preprocess
-from undrift.data.preprocess import GREY, IMAGENET, RAW, SHOT, Preprocess
+from undrift.answer.preprocess_check import unlike, warn_of_preprocess
+from undrift.images import TensorDomain
+from undrift.images.preprocess import GREY, IMAGENET, RAW, SHOT, Preprocess
 
 HALVES = Preprocess(mean=(0.5,) * 3, std=(0.2,) * 3)
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_adapt_says_it_once_with_the_line_of_the_caller(folder: Path) -> None:
-    model, domain = small(), data.images(folder)
+    model, domain = small(), undrift.images.domain(folder)
     model.preprocess = HALVES
     with pytest.warns(undrift.UndriftWarning, match=r"mean: \(0\.5, .* against \(0\.0, .*prepared") as caught:
         undrift.adapt(model, domain, undrift.entropy, epochs=1)
@@ -43,8 +43,8 @@ def test_adapt_says_it_once_with_the_line_of_the_caller(folder: Path) -> None:
 
 
 def test_batches_of_a_domain_are_known(folder: Path) -> None:
-    files = data.images(folder)
-    held = data.TensorDomain("held", torch.zeros(4, 3, 8, 8, dtype=torch.uint8))
+    files = undrift.images.domain(folder)
+    held = TensorDomain("held", torch.zeros(4, 3, 8, 8, dtype=torch.uint8))
     for domain in (files, held):
         model = small()
         model.preprocess = HALVES
@@ -66,7 +66,7 @@ def test_batches_of_a_domain_are_known(folder: Path) -> None:
     ],
 )
 def test_one_function_in_two_spellings(folder: Path, expected: Preprocess, own: Preprocess) -> None:
-    assert unlike(expected, data.images(folder, preprocess=own)) == []
+    assert unlike(expected, undrift.images.domain(folder, preprocess=own)) == []
 
 
 @pytest.mark.parametrize(
@@ -80,19 +80,19 @@ def test_one_function_in_two_spellings(folder: Path, expected: Preprocess, own: 
     ],
 )
 def test_what_differs_is_named(folder: Path, expected: Preprocess, own: Preprocess, names: list[str]) -> None:
-    assert [line.partition(":")[0] for line in unlike(expected, data.images(folder, preprocess=own))] == names
+    assert [line.partition(":")[0] for line in unlike(expected, undrift.images.domain(folder, preprocess=own))] == names
 
 
 def test_images_in_memory_are_framed_already(folder: Path) -> None:
     framed = replace(HALVES, resize=16, crop=12)
-    held = data.images(folder, preprocess=framed).hold()
+    held = undrift.images.domain(folder, preprocess=framed).hold()
     assert unlike(framed, held) == []
     assert unlike(replace(framed, crop=10), held) == ["resize: 16 against None", "crop: 10 against None"]
-    done = data.TensorDomain("normalised", torch.randn(4, 3, 12, 12))
+    done = TensorDomain("normalised", torch.randn(4, 3, 12, 12))
     assert unlike(framed, done) == []
     assert unlike(RAW, replace(done, images=torch.zeros(0, 3, 4, 4))) == []
 
 
 def test_a_first_image_that_cannot_be_read_does_not_hide_it(folder: Path) -> None:
     (folder / "0.png").write_bytes(b"no picture")
-    assert unlike(replace(RAW, resize=16), data.images(folder)) == ["resize: 16 against None"]
+    assert unlike(replace(RAW, resize=16), undrift.images.domain(folder)) == ["resize: 16 against None"]

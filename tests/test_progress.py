@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from undrift._progress import Bar
+from undrift.system.progress import Bar
 
 
 class Closed(io.StringIO):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import undrift
-from undrift import _atomic
-from undrift.metrics import Reliability, Scores
-from undrift.report import Report, Result, Role, join
+from undrift.judge.metrics import Reliability, Scores
+from undrift.judge.report import Report, Result, Role, join
+from undrift.system import atomic
 
 BINS = Reliability((0, 4, 16), (0.0, 0.5, 0.9), (0.0, 0.25, 0.75))
 
@@ -109,7 +109,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(_atomic.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(undrift.DataError, match="disk is full"):
         continual().save(tmp_path / "r.json")
     assert (tmp_path / "r.json").read_text() == before

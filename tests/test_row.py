@@ -13,9 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import kernels_device, numpys, triton
-from undrift import _row, noise
-from undrift.fused import dispatch, tiles
-from undrift.perturb import Perturbed
+from undrift.kernels import dispatch
+from undrift.kernels.triton import tiles
+from undrift.posterior import log_var_row, noise
+from undrift.posterior.perturbed import Perturbed
 
 pytestmark = pytest.mark.usefixtures("how")
 
@@ -160,7 +161,9 @@ def test_the_gradients_that_autograd_adds_up(
     scene: Callable[[Perturbed], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, found, made = on_kernels(monkeypatch), [], []
-    monkeypatch.setattr(_row.Rows, "next", lambda self, own=_row.Rows.next: made.append(own(self)) or made[-1])
+    monkeypatch.setattr(
+        log_var_row.Rows, "next", lambda self, own=log_var_row.Rows.next: made.append(own(self)) or made[-1]
+    )
     for joined in (True, False):
         model = perturbed(device)
         made.clear()
@@ -326,9 +329,9 @@ def test_a_second_derivative_is_the_divergences_alone(monkeypatch: pytest.Monkey
 def test_which_log_variances_can_be_a_row() -> None:
     """Vectors that are trained, of one dtype, whose gradients begin at multiples of 16 bytes."""
     four, six = (nn.Parameter(torch.zeros(n)) for n in (4, 6))
-    assert _row.fits([four, six])
+    assert log_var_row.fits([four, six])
     assert not any(
-        _row.fits(others)
+        log_var_row.fits(others)
         for others in (
             [], [six, four], [four, None], [four, four.detach()], [four, nn.Parameter(torch.zeros(2, 2))],
             [four, nn.Parameter(torch.zeros(4).double())], [four, nn.Parameter(torch.zeros(4), requires_grad=False)],

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import undrift
-from undrift import shift
-from undrift.export import mean_network
+from undrift.judge import shift
+from undrift.packs.export import mean_network
 
 
 def small() -> nn.Module:

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import undrift
 from stream_support import NAN, batches, equal, model_of, state_of
 from support import convnet, images, learnables, same
-from undrift._adapted import beside_a_step
-from undrift._streaming import Stream
 from undrift.likelihood import Consistency, Shot, entropy
-from undrift.optimise import make_optimiser
+from undrift.loop.optimise import make_optimiser
+from undrift.loop.streaming import Stream
+from undrift.posterior.state import beside_a_step
 from undrift.predict import predict
 from undrift.stream import stream
 
@@ -160,8 +160,8 @@ def test_the_advice_for_a_domain_can_be_followed(labelled: bool, tmp_path: Path)
     pixels = (images(6) * 255).to(torch.uint8)
     labels = torch.zeros(6, dtype=torch.long) if labelled else None
     np.save(tmp_path / "images.npy", pixels.permute(0, 2, 3, 1).numpy())
-    files = dataclasses.replace(undrift.data.images(tmp_path / "images.npy"), labels=labels)
-    for domain in (files, undrift.data.TensorDomain("six", pixels, labels)):
+    files = dataclasses.replace(undrift.images.domain(tmp_path / "images.npy"), labels=labels)
+    for domain in (files, undrift.images.TensorDomain("six", pixels, labels)):
         with pytest.raises(undrift.DataError, match=r"an iterable of batches.*\(domain\.named_batches\(200\)\)"):
             stream(model_of(), domain)
         assert [len(p) for p in stream(model_of(), domain.named_batches(4))] == [4, 2]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import undrift
 from stream_support import NAN, equal, state_of
 from support import convnet, images, learnables, same
-from undrift._balanced import OLDEST, Memory
-from undrift.demo.setting import Setting, load_world
 from undrift.likelihood import entropy
+from undrift.loop.balanced import OLDEST, Memory
 from undrift.predict import predict
 from undrift.stream import stream
+from undrift_bench.demo.setting import Setting, load_world
 
 QUIET = {"layers": (), "test_samples": 0}
 

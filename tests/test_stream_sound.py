@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import undrift
 from stream_support import INF, NAN, batches, equal, model_of, state_of
 from support import images, same
-from undrift._guard import Guard
 from undrift.likelihood import entropy
+from undrift.loop.guard import Guard
 from undrift.stream import stream
 
 

@@ -4,8 +4,8 @@ import torch
 
 import undrift
 from support import convnet
-from undrift import zoo
-from undrift.table import rows, totals
+from undrift.posterior.table import rows, totals
+from undrift_bench import zoo
 
 
 def test_wide_resnet_counts() -> None:

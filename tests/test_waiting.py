@@ -7,10 +7,10 @@ from torch import Tensor
 import undrift
 from adapt_support import small
 from support import convnet, images
-from undrift import _run
+from undrift.answer.prediction import Prediction, histogram
+from undrift.judge.verdict import survey
 from undrift.likelihood import Information
-from undrift.prediction import Prediction, histogram
-from undrift.verdict import survey
+from undrift.loop import epochs
 from waiting_support import reads
 
 
@@ -59,7 +59,9 @@ def test_a_batch_of_a_stream(
 ) -> None:
     s = undrift.stream(convnet(), batches(), method=method, **settings)
     next(s), next(s)
-    with reads(monkeypatch, "source.py") as seen:  # off(), which the guard needs, looks for buffers that were changed
+    with reads(
+        monkeypatch, "source_state.py"
+    ) as seen:  # off(), which the guard needs, looks for buffers that were changed
         next(s)
     assert seen.total == most, seen.found
     with reads(monkeypatch) as seen:
@@ -87,7 +89,7 @@ def test_a_batch_of_predict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_of_adapt(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    step = _run.Run._step
+    step = epochs.Run._step
 
     def counted(*args: object) -> bool:
         with reads(monkeypatch) as seen:
@@ -95,7 +97,7 @@ def test_a_step_of_adapt(monkeypatch: pytest.MonkeyPatch) -> None:
         counts.append(seen.total)
         return left
 
-    monkeypatch.setattr(_run.Run, "_step", counted)
+    monkeypatch.setattr(epochs.Run, "_step", counted)
     undrift.adapt(small(), images(24), Information(), epochs=1, batch_size=6, progress=False)
     assert counts == [2, 2, 2, 2, 0]  # are the images finite, and are all numbers of the step; then the end
 
@@ -108,7 +110,7 @@ def test_a_survey_takes_many_batches_at_once(monkeypatch: pytest.MonkeyPatch) ->
         return seen.total
 
     assert asked(2) == asked(20)
-    monkeypatch.setattr("undrift.verdict._AT_ONCE", 1)
+    monkeypatch.setattr("undrift.judge.verdict._AT_ONCE", 1)
     assert asked(20) > asked(2)
 
 

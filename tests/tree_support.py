@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from undrift.bench import Request
-from undrift.bench.offline_sets import DataSet
-from undrift.bench.offline_sources import Setup, setup
-from undrift.bench.offline_tiny import TINY, TinyShot
+from undrift_bench.bench import Request
+from undrift_bench.bench.offline.sets import DataSet
+from undrift_bench.bench.offline.sources import Setup, setup
+from undrift_bench.bench.offline.tiny import TINY, TinyShot
 
 
 def plant(root: Path, classes: tuple[str, ...], count: int, shade: int) -> None:

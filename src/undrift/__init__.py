@@ -4,8 +4,7 @@ The verbs, in the order of use: `perturb` a network, `adapt` it to unlabelled da
 `predict`, `evaluate`, `save` and `load` the domain, `export` the adapted network.
 """
 
-from undrift import data, methods, shift, zoo
-from undrift._domain_file import DomainFile, inspect
+from undrift import images, methods
 from undrift._errors import (
     CannotPerturb,
     CannotRecord,
@@ -16,28 +15,30 @@ from undrift._errors import (
     UndriftError,
     UndriftWarning,
 )
-from undrift._streaming import Stream
 from undrift._types import Step
 from undrift.adapt import adapt
-from undrift.capture import Captured
-from undrift.data.corrupt import corrupt
+from undrift.answer.prediction import Prediction
+from undrift.answer.temperature import temperature
+from undrift.answer.together import together
 from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
-from undrift.export import export
-from undrift.file import load, save
-from undrift.fingerprint import fingerprint
-from undrift.history import History
+from undrift.images.corrupt import corrupt
+from undrift.judge import shift
+from undrift.judge.history import History
+from undrift.judge.report import Report, join
+from undrift.judge.verdict import Verdict
 from undrift.likelihood import Consistency, Information, Shot, as_likelihood, entropy
+from undrift.loop.cuda_graph import Captured
+from undrift.loop.streaming import Stream
 from undrift.objective import kl, kl_term, step_loss
 from undrift.options import Options, preset
-from undrift.perturb import Perturbed, perturb, remove
+from undrift.packs.domain_file import DomainFile, inspect
+from undrift.packs.export import export
+from undrift.packs.file import load, save
+from undrift.packs.fingerprint import fingerprint
+from undrift.perturb import perturb, remove
+from undrift.posterior.perturbed import Perturbed
 from undrift.predict import predict
-from undrift.prediction import Prediction
-from undrift.report import Report, join
 from undrift.stream import stream
-from undrift.temperature import temperature
-from undrift.together import together
-from undrift.train import SourceHeader, Trained, TrainOptions, load_source, read_header, train_preset, train_source
-from undrift.verdict import Verdict
 
 __all__ = [
     "CannotPerturb",
@@ -56,35 +57,30 @@ __all__ = [
     "Prediction",
     "Report",
     "Shot",
-    "SourceHeader",
     "Step",
     "Stream",
-    "TrainOptions",
-    "Trained",
     "UndriftError",
     "UndriftWarning",
     "Verdict",
     "adapt",
     "as_likelihood",
     "corrupt",
-    "data",
     "entropy",
     "evaluate",
     "evaluate_continual",
     "evaluate_generalized",
     "export",
     "fingerprint",
+    "images",
     "inspect",
     "join",
     "kl",
     "kl_term",
     "load",
-    "load_source",
     "methods",
     "perturb",
     "predict",
     "preset",
-    "read_header",
     "remove",
     "save",
     "shift",
@@ -92,7 +88,4 @@ __all__ = [
     "stream",
     "temperature",
     "together",
-    "train_preset",
-    "train_source",
-    "zoo",
 ]

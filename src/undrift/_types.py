@@ -12,8 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from undrift._adapted import beside_a_step
-from undrift.perturb import Perturbed
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import beside_a_step
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from undrift import _atomic
-from undrift._begin import given_back, named
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
-from undrift._prepared import warn_of_preprocess
-from undrift._progress import Bar
-from undrift._resume import mark_of
-from undrift._run import Run
 from undrift._types import Keeper, Likelihood, Refreshing, Watching
-from undrift._unlabelled import Unlabelled, unlabelled_of
-from undrift.history import History
-from undrift.layers import evaluating
+from undrift.answer.preprocess_check import warn_of_preprocess
+from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
-from undrift.perturb import Perturbed
-from undrift.scheme import perturb_plain
+from undrift.loop.epochs import Run
+from undrift.loop.named_method import given_back, named
+from undrift.loop.resume import mark_of
+from undrift.loop.unlabelled import Unlabelled, unlabelled_of
+from undrift.posterior.layers import evaluating
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.scheme import perturb_plain
+from undrift.system import atomic
+from undrift.system.progress import Bar
 
 if TYPE_CHECKING:
-    from undrift.data.preprocess import Preprocess
+    from undrift.images.preprocess import Preprocess
 
 Keep = Literal["last", "best"]
 
@@ -65,7 +65,7 @@ def adapt(
 
     Args:
         model: from `undrift.perturb`; not wrapped in DistributedDataParallel. With `method`, the plain network.
-        unlabelled: a DataLoader, a Dataset, a tensor of images, a domain of `undrift.data`, a list of batches, or
+        unlabelled: a DataLoader, a Dataset, a tensor of images, a domain of `undrift.images`, a list of batches, or
             another iterable that gives batches every time. Of a tuple the first entry is the image, of a dict the one
             called so. A collate_fn keeps the order of its samples; it may leave out those that are None.
         likelihood: what is asked of the images; None is `undrift.Shot()`, the paper's offline choice.
@@ -129,7 +129,7 @@ def adapt(
     if problems:
         raise OptionError("; ".join(problems) + ". `help(undrift.adapt)` says what each is.")
     if checkpoint is not None:
-        _atomic.check(checkpoint)
+        atomic.check(checkpoint)
     with ExitStack() as stack:
         if begun is not None:
             model = perturb_plain(model, begun[1].options, order, preprocess, classes)

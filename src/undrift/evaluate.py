@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undrift._batches import images_of
 from undrift._errors import DataError
-from undrift._packing import written_by
-from undrift._prepared import warn_of_preprocess
-from undrift._statistics import warn_of_mean
-from undrift.data import FileDomain, TensorDomain
-from undrift.metrics import Tally
-from undrift.perturb import Perturbed
+from undrift.answer.prediction import Prediction
+from undrift.answer.preprocess_check import warn_of_preprocess
+from undrift.images import FileDomain, TensorDomain
+from undrift.judge.metrics import Tally
+from undrift.judge.report import Report, Result, Role
+from undrift.packs.packing import written_by
+from undrift.posterior.batch import images_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.statistics import warn_of_mean
 from undrift.predict import Mode, predict, unwrapped
-from undrift.prediction import Prediction
-from undrift.report import Report, Result, Role
 
 Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
@@ -41,7 +41,7 @@ def evaluate(
 
     Args:
         model: a perturbed network, or any classifier.
-        data: a loader of images with labels (tuples or dicts), an `undrift.data` domain, or a mapping from names to
+        data: a loader of images with labels (tuples or dicts), an `undrift.images` domain, or a mapping from names to
             such.
         samples: draws averaged a prediction; 0 is the mean network, None what the options say.
         temperature: divides the logits.

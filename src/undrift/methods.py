@@ -9,9 +9,9 @@ another benchmark ("tent:imagenet").
 """
 
 from undrift._errors import OptionError
-from undrift._method import Loop, Method
 from undrift.options import _suggest
 from undrift.recipes import offline, online, plain, prepared
+from undrift.recipes.method import Loop, Method
 
 METHODS: dict[str, Method] = {
     row.name: row for rows in (plain.ROWS, online.ROWS, offline.ROWS, prepared.ROWS) for row in rows

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError, UndriftError
-from undrift._outputs import logits
-from undrift.fused import share
-from undrift.layers import channels, is_standard, per_weight
+from undrift.kernels import share
 from undrift.likelihood.entropy import entropy
-from undrift.noise import Noise
-from undrift.perturb import Perturbed
+from undrift.posterior.layers import channels, is_standard, per_weight
+from undrift.posterior.noise import Noise
+from undrift.posterior.outputs import logits
+from undrift.posterior.perturbed import Perturbed
 
 
 def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:

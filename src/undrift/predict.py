@@ -8,22 +8,22 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from undrift._adapted import keeping_noise
-from undrift._asking import Asking
-from undrift._attached import attached_to, root_of
-from undrift._batches import images_of, to_device
-from undrift._draws import draw, limit_of
 from undrift._errors import DataError, OptionError, OutputError, UndriftError
-from undrift._few import THIRD, Few, answer, evenly, log_probs
-from undrift._given import count_or_none, generator_or_seed, number_above
-from undrift._outputs import logits as logits_of
-from undrift._prepared import warn_of_preprocess
-from undrift._statistics import warn_of_mean
-from undrift._unbatched import refuse_unbatched
-from undrift.data import FileDomain, TensorDomain
-from undrift.layers import evaluating
-from undrift.perturb import Perturbed
-from undrift.prediction import Prediction, entropy_of
+from undrift.answer.draws import draw, limit_of
+from undrift.answer.fast_mode import THIRD, Few, answer, evenly, log_probs
+from undrift.answer.predict_session import Asking
+from undrift.answer.prediction import Prediction, entropy_of
+from undrift.answer.preprocess_check import warn_of_preprocess
+from undrift.answer.unbatched import refuse_unbatched
+from undrift.images import FileDomain, TensorDomain
+from undrift.posterior.attached import attached_to, root_of
+from undrift.posterior.batch import images_of, to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import keeping_noise
+from undrift.posterior.statistics import warn_of_mean
+from undrift.system.validate import count_or_none, generator_or_seed, number_above
 
 Mode = Literal["full", "fast"]
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -60,7 +60,7 @@ def predict(
     Args:
         model: a perturbed network (one that is compiled or wrapped for several GPUs is asked as it was before), or any
             other, which gives one deterministic answer.
-        images: a tensor, an `undrift.data` domain, or an iterable of batches (a loader; labels are not looked at).
+        images: a tensor, an `undrift.images` domain, or an iterable of batches (a loader; labels are not looked at).
         samples: draws to average, or to stand for; 0 is the mean network, which does not fit norm statistics that noisy
             steps moved (a warning says so, once a model). Default: the option `test_samples`.
         generator: a generator or a seed makes the noise reproducible, and leaves the network's own noise where it was.
@@ -291,7 +291,7 @@ def _batches(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterator
     if isinstance(images, str) or not isinstance(images, Iterable):
         raise DataError(
             f"images is a {type(images).__name__}; a tensor or an iterable of batches is needed. "
-            "For a folder use undrift.data.images."
+            "For a folder use undrift.images.domain."
         )
     for item in images:
         yield images_of(item)

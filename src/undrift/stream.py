@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor, nn
 
-from undrift._adaptable import perturbed, refuse_off
-from undrift._balanced import BalancedGather
-from undrift._begin import given_back, named
-from undrift._captured import check_recordable
 from undrift._errors import DataError, OptionError
-from undrift._gather import Gather, between_steps, check_gather
-from undrift._given import number_from
-from undrift._guard import Guard
-from undrift._online import Online
-from undrift._prepared import warn_of_preprocess
-from undrift._progress import Bar
-from undrift._streaming import Stream
 from undrift._types import Keeper, Watching
+from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.likelihood import as_likelihood, entropy
-from undrift.optimise import make_optimiser
+from undrift.loop.adaptable import perturbed, refuse_off
+from undrift.loop.balanced import BalancedGather
+from undrift.loop.captured import check_recordable
+from undrift.loop.gather import Gather, between_steps, check_gather
+from undrift.loop.guard import Guard
+from undrift.loop.named_method import given_back, named
+from undrift.loop.online import Online
+from undrift.loop.optimise import make_optimiser
+from undrift.loop.streaming import Stream
 from undrift.options import Answer, _suggest
-from undrift.perturb import Perturbed
-from undrift.scheme import perturb_plain
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.scheme import perturb_plain
+from undrift.system.progress import Bar
+from undrift.system.validate import number_from
 
 if TYPE_CHECKING:
-    from undrift.data.preprocess import Preprocess
+    from undrift.images.preprocess import Preprocess
 
 
 def stream(
@@ -76,7 +76,7 @@ def stream(
         episodic: start every batch from the state the stream started with, noise included. Default: no, or as the
             method does.
         guard: put the network back to that state when it predicts far fewer classes than the source network does on the
-            same images (see `undrift._guard`). Two more forward passes a batch.
+            same images (see `undrift.loop.guard`). Two more forward passes a batch.
         captured: on a GPU, make one CUDA graph of the gradient's computation: three batches of one size run as they
             are, the fourth is recorded, and from then on none of that waits for Python. Answers, noise and statistics
             are what they are without it, up to rounding. Batches of other sizes run as they are, as do all on a CPU. A

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tree_support import plant
-from undrift.data._pacs import PACS
+from undrift_bench.data.pacs_domains import PACS
 
 
 @pytest.fixture

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 import undrift
+import undrift_bench.zoo
 from undrift._errors import OptionError
-from undrift.bench import Request, Store, run
-from undrift.bench.analysis import Analysis
-from undrift.bench.analysis_parts import BETAS, DRAWS_IN_TEST, SCALES, STAGES, parts
-from undrift.bench.analysis_run import same_run
-from undrift.bench.cell import Row
-from undrift.bench.offline import Offline
+from undrift_bench.bench import Request, Store
+from undrift_bench.bench.analysis.benchmark import Analysis
+from undrift_bench.bench.analysis.parts import BETAS, DRAWS_IN_TEST, SCALES, STAGES, parts
+from undrift_bench.bench.analysis.run import same_run
+from undrift_bench.bench.harness.cell import Row
+from undrift_bench.bench.harness.run import run
+from undrift_bench.bench.offline.benchmark import Offline
 
 NAMES = ["sigma", "prior", "sharing", "layers", "schemes", "samples", "beta"]
 
@@ -45,7 +47,7 @@ def test_each_figure_of_the_paper_is_a_part():
 
 @pytest.mark.parametrize(("where", "network"), [("pacs", "shot_resnet50"), ("cifar10-c", "wrn40_2")])
 def test_what_is_left_out_is_there(where, network):
-    net = undrift.zoo.build(network, 7)
+    net = undrift_bench.zoo.build(network, 7)
     model = undrift.perturb(net)
     for stage in STAGES[where]:
         without = undrift.perturb(model.remove(), exclude=(stage,))

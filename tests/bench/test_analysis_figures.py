@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from undrift.bench import analysis_figures
-from undrift.bench.analysis_figures import Panels, dots, lines
-from undrift.bench.analysis_scores import ACCURACY, NLL, Score, finding, spaced, window
-from undrift.bench.analysis_sigma import correlations, spearman
+from undrift_bench.bench.analysis import figures
+from undrift_bench.bench.analysis.figures import Panels, dots, lines
+from undrift_bench.bench.analysis.scores import ACCURACY, NLL, Score, finding, spaced, window
+from undrift_bench.bench.analysis.sigma import correlations, spearman
 
 COLLAPSED: Panels = {
     "CIFAR-10-C": {
@@ -35,13 +35,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures, laid out as they were saved."""
     pytest.importorskip("matplotlib")
     kept: list[Any] = []
-    save = analysis_figures._save
+    save = figures._save
 
     def keep(figure: Any, path: Path, **more: Any) -> int:
         kept.append(figure)
         return save(figure, path, **more)
 
-    monkeypatch.setattr(analysis_figures, "_save", keep)
+    monkeypatch.setattr(figures, "_save", keep)
     return kept
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from undrift._errors import OptionError
-from undrift.bench import NAMES, Request, find
-from undrift.bench.online import Online
-from undrift.bench.request import CELLS as WITH_CELLS
-from undrift.bench.request import EXTRA, OPTIONS, WEIGHTS, TooLate
 from undrift.cli import main
+from undrift_bench.bench import NAMES, Request, find
+from undrift_bench.bench.harness.request import CELLS as WITH_CELLS
+from undrift_bench.bench.harness.request import EXTRA, OPTIONS, WEIGHTS, TooLate
+from undrift_bench.bench.online.benchmark import Online
 
 INSTEAD = ("--list", "--tables", "--times")
 TOGETHER = [flags for count in (2, 3) for flags in combinations(INSTEAD, count)]
@@ -146,7 +146,9 @@ def test_a_tiny_run_leaves_the_real_pages_alone(words: list[str], tmp_path: Path
 
 
 def test_a_tiny_speed_leaves_the_real_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("undrift.bench.speed.PARTS", {"startup": lambda *_: iter([{"what": "a", "seconds": 1.0}])})
+    monkeypatch.setattr(
+        "undrift_bench.bench.speed.benchmark.PARTS", {"startup": lambda *_: iter([{"what": "a", "seconds": 1.0}])}
+    )
     (tmp_path / "speed-cpu.json").write_text("real")
     assert main(["bench", "speed", "--tiny", "--device", "cpu", "--quiet", "--results", str(tmp_path)]) == 0
     assert set(held(tmp_path)) == {"speed-cpu.json", "tiny/speed-cpu.json", "tiny/speed-cpu.md"}
@@ -258,7 +260,7 @@ def test_the_exit_code_says_whether_it_was_done(
         def run_cell(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr("undrift.bench.streaming.Streaming.__call__", run_cell)
+        monkeypatch.setattr("undrift_bench.bench.online.streaming.Streaming.__call__", run_cell)
         return main(flags)
 
     assert ending(ValueError("it broke")) == 1

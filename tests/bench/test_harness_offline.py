@@ -7,15 +7,17 @@ import pytest
 import torch
 
 import undrift
-from undrift.bench import Request
-from undrift.bench.offline import Offline
-from undrift.bench.offline_run import Adapting, _source_mask
-from undrift.bench.offline_sets import asked
-from undrift.bench.offline_sources import Images, Sources
-from undrift.bench.offline_tiny import IMAGES, TINY, TinyShot, tiny_setup
-from undrift.data import TensorDomain
-from undrift.zoo import masked
-from undrift.zoo._gsfda import masks_of
+from undrift.images import TensorDomain
+from undrift.likelihood.masks import masks_of
+from undrift_bench.bench import Request
+from undrift_bench.bench.offline import masked as offline_masked
+from undrift_bench.bench.offline.benchmark import Offline
+from undrift_bench.bench.offline.run import Adapting, _source_mask
+from undrift_bench.bench.offline.sets import asked
+from undrift_bench.bench.offline.sources import Images, Sources
+from undrift_bench.bench.offline.tiny import IMAGES, TINY, TinyShot, tiny_setup
+from undrift_bench.train import run as train_run
+from undrift_bench.zoo import masked
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -45,11 +47,9 @@ def test_a_cell_has_its_seed_and_looks_at_centre_crops(
 def test_held_out_images_are_those_that_the_source_was_not_trained_on(
     seed: int, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from undrift.bench import offline_masked
-    from undrift.train import _run
 
     trained: list[torch.Tensor] = []
-    for module in (_run, offline_masked):
+    for module in (train_run, offline_masked):
         original = module.frames
 
         def spy(domain: TensorDomain, *how: Any, original: Any = original) -> Any:

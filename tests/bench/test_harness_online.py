@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import undrift
-from undrift._progress import Bar
-from undrift.bench import Cell, Request, Store, find, run
-from undrift.bench.networks import tiny_data
-from undrift.bench.online import Online
-from undrift.bench.online_report import resets
-from undrift.bench.settings import CONTINUAL, plan
-from undrift.bench.streaming import SOURCE_IMAGES, Streaming
-from undrift.data.preprocess import RAW
-from undrift.metrics import Tally
+from undrift.images.preprocess import RAW
+from undrift.judge.metrics import Tally
+from undrift.system.progress import Bar
+from undrift_bench.bench import Cell, Request, Store, find
+from undrift_bench.bench.harness.networks import tiny_data
+from undrift_bench.bench.harness.run import run
+from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.report import resets
+from undrift_bench.bench.online.settings import CONTINUAL, plan
+from undrift_bench.bench.online.streaming import SOURCE_IMAGES, Streaming
 
 
 def online() -> Online:

@@ -10,12 +10,12 @@ import pytest
 
 from undrift import methods
 from undrift._errors import OptionError
-from undrift._progress import Bar
-from undrift.bench import Cell, Request, Row, Store, chosen, find, listing, run
-from undrift.bench.online import Online
-from undrift.bench.resolved import canonical, fingerprint, resolved
-from undrift.bench.run import tables
-from undrift.bench.table import footnotes, marked, several_sources
+from undrift.system.progress import Bar
+from undrift_bench.bench import Cell, Request, Row, Store, chosen, find, listing
+from undrift_bench.bench.harness.resolved import canonical, fingerprint, resolved
+from undrift_bench.bench.harness.run import run, tables
+from undrift_bench.bench.harness.table import footnotes, marked, several_sources
+from undrift_bench.bench.online.benchmark import Online
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell("b", "net", "main", Row("tent", "tent"), 0, 10)
@@ -52,10 +52,10 @@ def other_tent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def change() -> None:
         tent = methods.METHODS["tent"]
         monkeypatch.setitem(methods.METHODS, "tent", replace(tent, options=tent.options.replace(stream_lr=2e-3)))
-        from undrift.bench.resolved import _fingerprint
+        from undrift_bench.bench.harness.resolved import _fingerprint
 
         _fingerprint.cache_clear()
-        monkeypatch.setattr("undrift.bench.resolved._fingerprint", _fingerprint.__wrapped__)
+        monkeypatch.setattr("undrift_bench.bench.harness.resolved._fingerprint", _fingerprint.__wrapped__)
 
     return change
 

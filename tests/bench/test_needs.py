@@ -14,18 +14,18 @@ from safetensors.torch import load_file, save_file
 import undrift
 from undrift import methods
 from undrift._errors import UndriftWarning
-from undrift._progress import Bar
-from undrift.bench import Cell, Request, Row, Store, find, run
-from undrift.bench.networks import tiny_network
-from undrift.bench.offline_rows import offline_rows
-from undrift.bench.online import Online
-from undrift.bench.rows import online_rows
-from undrift.bench.run import hearing
-from undrift.bench.tiny_parts import TinyParts
 from undrift.cli import main
 from undrift.keep import Moments
 from undrift.likelihood.second_head import rotation_head
 from undrift.options import answering_draws
+from undrift.system.progress import Bar
+from undrift_bench.bench import Cell, Request, Row, Store, find
+from undrift_bench.bench.harness.networks import tiny_network
+from undrift_bench.bench.harness.run import hearing, run
+from undrift_bench.bench.harness.tiny_parts import TinyParts
+from undrift_bench.bench.offline.rows import offline_rows
+from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.rows import online_rows
 
 FLAGS = ["bench", "online-c10", "--tiny", "--seeds", "1", "--device", "cpu", "--quiet"]
 
@@ -119,7 +119,7 @@ class Warns:
         return run_cell
 
     def markdown(self, store: Store, request: Request) -> str:
-        from undrift.bench.table import footnotes
+        from undrift_bench.bench.harness.table import footnotes
 
         return "\n".join(footnotes({"tent": store.all(self.cells(request))}))
 

@@ -10,19 +10,20 @@ import pytest
 
 import undrift
 from tree_support import plant, small
-from undrift._progress import Bar
-from undrift.bench import Request, Store, run
-from undrift.bench import published as numbers
-from undrift.bench.generalized import Generalized, harmonics
-from undrift.bench.offline import Offline
-from undrift.bench.offline_page import Page
-from undrift.bench.offline_rows import offline_rows
-from undrift.bench.offline_run import Adapting
-from undrift.bench.offline_sets import SETS, asked, paper_row
-from undrift.bench.offline_sources import Images, Sources
-from undrift.bench.offline_tiny import CROP, TINY, TinyShot, tiny_setup
-from undrift.data._office31 import CLASSES
-from undrift.metrics import harmonic_mean
+from undrift.judge.metrics import harmonic_mean
+from undrift.system.progress import Bar
+from undrift_bench.bench import Request, Store
+from undrift_bench.bench.harness import published as numbers
+from undrift_bench.bench.harness.run import run
+from undrift_bench.bench.offline.benchmark import Offline
+from undrift_bench.bench.offline.generalized import Generalized, harmonics
+from undrift_bench.bench.offline.page import Page
+from undrift_bench.bench.offline.rows import offline_rows
+from undrift_bench.bench.offline.run import Adapting
+from undrift_bench.bench.offline.sets import SETS, asked, paper_row
+from undrift_bench.bench.offline.sources import Images, Sources
+from undrift_bench.bench.offline.tiny import CROP, TINY, TinyShot, tiny_setup
+from undrift_bench.data.office_31 import CLASSES
 
 BAR = Bar("test", 1, False)
 

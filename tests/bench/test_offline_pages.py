@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from undrift import methods
-from undrift.bench import Request, Row, Store, generalized, offline_report, published
-from undrift.bench.notes import not_source_free, row_lines
-from undrift.bench.offline import Offline
-from undrift.bench.offline_masked import CHANGES
-from undrift.bench.offline_page import Page, notes
-from undrift.bench.offline_rows import offline_rows
-from undrift.bench.offline_sets import SETS
-from undrift.bench.rows import online_rows
-from undrift.metrics import harmonic_mean
+from undrift.judge.metrics import harmonic_mean
+from undrift_bench.bench import Request, Row, Store
+from undrift_bench.bench.harness import published
+from undrift_bench.bench.harness.notes import not_source_free, row_lines
+from undrift_bench.bench.offline import generalized, report
+from undrift_bench.bench.offline import report as offline_report
+from undrift_bench.bench.offline.benchmark import Offline
+from undrift_bench.bench.offline.masked import CHANGES
+from undrift_bench.bench.offline.page import Page, notes
+from undrift_bench.bench.offline.rows import offline_rows
+from undrift_bench.bench.offline.sets import SETS
+from undrift_bench.bench.online.rows import online_rows
 
 MADE = {"hardware": "a GPU", "torch": "2.0", "date": "2030-01-02", "fast": False}
 
@@ -48,7 +51,7 @@ def tables(text: str) -> list[list[list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("make", [offline_report.markdown, generalized.markdown])
+@pytest.mark.parametrize("make", [report.markdown, generalized.markdown])
 @pytest.mark.parametrize("dataset", SETS)
 @pytest.mark.parametrize("tiny", [True, False])
 def test_every_line_of_a_table_has_a_cell_under_each_heading(
@@ -64,7 +67,7 @@ def test_every_line_of_a_table_has_a_cell_under_each_heading(
 
 def test_what_was_not_run_has_the_papers_table(tmp_path: Path) -> None:
     page = page_of(tmp_path, "pacs", seeds=1)
-    text = offline_report.markdown(page.bench, page.store, page.request)
+    text = report.markdown(page.bench, page.store, page.request)
     # In the order of each of the paper's tables, which differ.
     order = {"Office-31": ["BNM", "SAFN", "CDAN+E"], "Office-Home": ["CDAN+E", "SAFN", "BNM"]}
     for name, between in order.items():
@@ -76,13 +79,13 @@ def test_what_was_not_run_has_the_papers_table(tmp_path: Path) -> None:
         assert all(cell.startswith("not run (") for cell in rows["vmp-shot:paper"])
         assert len(rows["shot"]) == len(header) - 1
     page = page_of(tmp_path, "office31", seeds=1)
-    text = offline_report.markdown(page.bench, page.store, page.request)
+    text = report.markdown(page.bench, page.store, page.request)
     assert text.count("## Office-31") == text.count("## Office-Home") == 1
 
 
 def test_published_values_follow_the_tasks_of_the_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, "office31", tiny=True, seeds=1)
-    header, *lines = tables(offline_report.markdown(page.bench, page.store, page.request))[-1]
+    header, *lines = tables(report.markdown(page.bench, page.store, page.request))[-1]
     assert header[1:] == ["A→W", "W→A", "Mean"]
     rows = {line[0]: line[1:] for line in lines}
     assert rows["BDG (published, not run)"] == ["(93.6)", "(72.0)", ""]  # its mean is over six tasks
@@ -142,7 +145,7 @@ def test_a_number_that_was_withdrawn_is_in_no_mean_and_says_why(tasks: int, tmp_
         assert record is not None
         page.store.put(cell, record | WITHDRAWN)
     left = "90.00 ± 0.00 (1 of 2 tasks)" if tasks == 1 else "not measured"
-    for make, source in ((offline_report.markdown, "held-out source %"), (generalized.markdown, "source %")):
+    for make, source in ((report.markdown, "held-out source %"), (generalized.markdown, "source %")):
         text = make(page.bench, page.store, page.request)
         header, line, *_ = tables(text)[0]
         found = dict(zip(header, line, strict=True))
@@ -210,7 +213,7 @@ def test_a_rows_own_note_stands_under_the_offline_tables_too(tmp_path: Path) -> 
     bench.rows[:2] = [replace(bench.rows[0], note="mind the step."), bench.rows[1]]
     page = page_of(tmp_path, "pacs", tiny=True)
     assert "source: mind the step." in row_lines(bench.rows)
-    for make in (offline_report.markdown, generalized.markdown):
+    for make in (report.markdown, generalized.markdown):
         text = make(bench, page.store, page.request)
         assert "- source: mind the step.\n" in text
         assert "- gsfda: not purely source-free; it needs two feature masks trained with the source.\n" in text

@@ -8,13 +8,14 @@ import torch
 import undrift
 from tree_support import small
 from undrift._errors import DataError, OptionError
-from undrift.bench import CannotRun, Request, run
-from undrift.bench.offline import Offline
-from undrift.bench.offline_sets import SETS, asked
-from undrift.bench.offline_sources import HELD_OUT, Images, Sources, setup, shot_network
-from undrift.bench.offline_tiny import TINY
-from undrift.bench.offline_views import CentreView, RandomView, StopWatch, random_windows
-from undrift.zoo._gsfda import masks_of
+from undrift.likelihood.masks import masks_of
+from undrift_bench.bench import CannotRun, Request
+from undrift_bench.bench.harness.run import run
+from undrift_bench.bench.offline.benchmark import Offline
+from undrift_bench.bench.offline.sets import SETS, asked
+from undrift_bench.bench.offline.sources import HELD_OUT, Images, Sources, setup, shot_network
+from undrift_bench.bench.offline.tiny import TINY
+from undrift_bench.bench.offline.views import CentreView, RandomView, StopWatch, random_windows
 
 
 def test_a_random_view_is_a_window_of_its_frame_perhaps_mirrored():

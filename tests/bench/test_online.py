@@ -10,17 +10,18 @@ import torch
 
 import undrift
 from undrift._errors import OptionError
-from undrift._progress import Bar
-from undrift.bench import Request, Store, find, run
-from undrift.bench.cell import Cell, Row
-from undrift.bench.corrupted import Corrupted
-from undrift.bench.measure import Clock, Scoring
-from undrift.bench.networks import tiny_data
-from undrift.bench.online import Online
-from undrift.bench.rows import online_rows, variant
-from undrift.bench.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, plan
-from undrift.bench.streaming import Streaming
-from undrift.metrics import Tally
+from undrift.judge.metrics import Tally
+from undrift.system.progress import Bar
+from undrift_bench.bench import Request, Store, find
+from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.measure import Clock, Scoring
+from undrift_bench.bench.harness.networks import tiny_data
+from undrift_bench.bench.harness.run import run
+from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.corrupted import Corrupted
+from undrift_bench.bench.online.rows import online_rows, variant
+from undrift_bench.bench.online.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, plan
+from undrift_bench.bench.online.streaming import Streaming
 
 NAMES = ("online-c10", "online-c100", "online-imagenet")
 SETTING = {setting.name: setting for setting in SETTINGS}

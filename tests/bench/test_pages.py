@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from undrift.bench import predict_page, speed_page
-from undrift.bench.limit import ANY, Limit
-from undrift.bench.speed import CPU, GPU
-from undrift.bench.speed_steps import Case
-from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT
+from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT
+from undrift_bench.bench.harness.limit import ANY, Limit
+from undrift_bench.bench.speed import page, predict_page
+from undrift_bench.bench.speed.benchmark import CPU, GPU
+from undrift_bench.bench.speed.steps import Case
 
 ROOT = Path(__file__).parents[2]
 WRN, RESNET, VIT = GPU
@@ -47,8 +47,8 @@ def cells(text: str) -> list[list[str]]:
 
 def column(found: dict[str, Any], case: Case = WRN) -> list[str]:
     """Return the numbers of a network, from the first line of the GPU's table to the last."""
-    header, *lines = cells(speed_page.gpu(found))
-    return [line[header.index(speed_page.title(case))] for line in lines]
+    header, *lines = cells(page.gpu(found))
+    return [line[header.index(page.title(case))] for line in lines]
 
 
 def test_each_ratio_is_the_one_it_says_and_a_missed_bar_is_bold() -> None:
@@ -66,11 +66,11 @@ def test_each_ratio_is_the_one_it_says_and_a_missed_bar_is_bold() -> None:
         "**4.62**",  # 60 over 13, at least 5
         "**3.75**",  # 60 over 16
     ]
-    assert [line[1] for line in cells(speed_page.gpu(speeds()))[1:]] == [
+    assert [line[1] for line in cells(page.gpu(speeds()))[1:]] == [
         *("≤ 1.25", "≤ 1.25", "–", "≤ 1.25", "≤ 1.25", "≤ 1.25", "≤ 1.6", "≤ 1.6", "≤ 0", "≥ 5; ≥ 3.5", "≥ 5; ≥ 3.5"),
     ]
     assert column(speeds(RESNET), RESNET)[-2:] == ["4.62", "3.75"]  # of which 3.5 are asked
-    assert "a GPU; torch 2.0; 2026-01-02" in speed_page.gpu(speeds())
+    assert "a GPU; torch 2.0; 2026-01-02" in page.gpu(speeds())
 
 
 def test_the_first_bar_takes_the_faster_tent() -> None:
@@ -105,9 +105,9 @@ def test_where_a_step_failed_no_ratio_speaks_of_it(kind: str, mode: str, lost: s
 def test_waits_that_were_counted_elsewhere_say_where() -> None:
     found = speeds()
     found["launches"]["machine"] = WHERE["machine"] | {"date": "2026-01-03"}
-    assert "chosen without trial. Waits: a GPU; torch 2.0; 2026-01-03." in speed_page.gpu(found)
+    assert "chosen without trial. Waits: a GPU; torch 2.0; 2026-01-03." in page.gpu(found)
     found["steps"]["cudnn_benchmark"] = True
-    assert "chosen by trial." in speed_page.gpu(found)
+    assert "chosen by trial." in page.gpu(found)
     del found["launches"]
     assert column(found)[8] == "not measured"
 
@@ -115,26 +115,26 @@ def test_waits_that_were_counted_elsewhere_say_where() -> None:
 def test_a_cpus_table_has_float32_steps() -> None:
     rows = [step(CPU[0], *each, low=False) for each in (("tent", "", 2.0), ("vmp", "", 3.5), ("released", "", 7.0))]
     rows[1]["extra_ms"] = 0.5
-    text = speed_page.cpu({"steps": {"rows": rows} | WHERE})
+    text = page.cpu({"steps": {"rows": rows} | WHERE})
     found = [line[1:] for line in cells(text)]
     assert found[:3] == [["bar", "WRN-40-2, batch 64"], ["≤ 1.6", "**1.75**"], ["–", "1.25"]]
     assert found[3:] == [["≤ 1.6", "not measured"], *[["–", "not measured"]] * 2, ["–", "2.00"]]
     # With ε drawn again in the backward pass: 0.5 ms more, and 50 of 160 MiB less.
     rows[0]["kept"], rows[1]["kept"] = 100.0, 160.0
     rows[1] |= {"redraw_ms": 0.5, "redraw_mib": 50.0}
-    again = [line[2] for line in cells(speed_page.cpu({"steps": {"rows": rows} | WHERE}))[3:6]]
+    again = [line[2] for line in cells(page.cpu({"steps": {"rows": rows} | WHERE}))[3:6]]
     assert again == ["**2.00**", "1.60", "1.10"]
 
 
 def test_kernels_are_shown_by_kind_where_they_were_looked_at() -> None:
-    assert speed_page.kernels(speeds()) == ""
+    assert page.kernels(speeds()) == ""
     rows = [
         {"case": asdict(WRN), "kind": "tent", "kernels": 5, "kernel_ms": {"compiler": 2.0, "other": 4.0}},
         {"case": asdict(WRN), "kind": "vmp", "kernels": 9, "kernel_ms": {"other": 4.5, "add_noise": 1.0, "new": 0.25}},
         {"case": asdict(VIT), "kind": "tent", "error": "no memory"},
         {"case": asdict(VIT), "kind": "vmp", "kernels": 3, "kernel_ms": {"other": 1.0}},
     ]
-    header, *lines = cells(speed_page.kernels({"kernels": {"rows": rows} | WHERE}))
+    header, *lines = cells(page.kernels({"kernels": {"rows": rows} | WHERE}))
     assert header[1:] == ["WRN-28-10, batch 200", "ResNet-50, batch 64", "ViT-S/16, batch 64"]
     assert [line[:2] for line in lines] == [
         ["all", "6.00 → 5.75"], ["add_noise", "– → 1.00"], ["compiler", "2.00 → –"], ["other", "4.00 → 4.50"],
@@ -220,7 +220,7 @@ def test_choices_keep_the_order_of_the_page_and_their_own_names() -> None:
 
 def test_without_records_nothing_is_claimed() -> None:
     texts = [
-        *(page({}) for page in (speed_page.gpu, speed_page.cpu, predict_page.choice)),
+        *(page({}) for page in (page.gpu, page.cpu, predict_page.choice)),
         *(page([{}], FORM) for page in (predict_page.quality, predict_page.times)),
     ]
     assert texts == ["Not measured yet."] * 5
@@ -230,8 +230,8 @@ def test_new_measurements_reach_the_pages_and_a_check_finds_that_they_have_not(t
     script = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))
     run: Callable[[list[str]], int] = script["main"]
     (tmp_path / "docs").mkdir()
-    for page, blocks in script["BLOCKS"].items():
-        (tmp_path / page).write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in blocks))
+    for place, blocks in script["BLOCKS"].items():
+        (tmp_path / place).write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in blocks))
     here = ["--root", str(tmp_path), "--results", str(tmp_path)]
     assert run(here) == 0
     assert run([*here, "--check"]) == 0

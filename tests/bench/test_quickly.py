@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from undrift._progress import Bar
-from undrift.bench import Request, find
-from undrift.bench.cell import Cell, Row
-from undrift.bench.offline_tiny import TINY
-from undrift.bench.offline_views import CentreView, RandomView
-from undrift.bench.online import Online
-from undrift.bench.quickly import by_pass, quickly, trial
-from undrift.bench.streaming import Streaming
+from undrift.system.progress import Bar
+from undrift_bench.bench import Request, find
+from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.quickly import by_pass, quickly, trial
+from undrift_bench.bench.offline.tiny import TINY
+from undrift_bench.bench.offline.views import CentreView, RandomView
+from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.streaming import Streaming
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from undrift._errors import DataError
-from undrift._progress import Bar
-from undrift.bench import (
+from undrift.system.progress import Bar
+from undrift_bench.bench import (
     Benchmark,
     CannotRun,
     Cell,
@@ -23,11 +23,10 @@ from undrift.bench import (
     chosen,
     in_order,
     listing,
-    run,
     seeds_of,
 )
-from undrift.bench.request import TooLate
-from undrift.bench.run import guessed_seconds, tables
+from undrift_bench.bench.harness.request import TooLate
+from undrift_bench.bench.harness.run import guessed_seconds, run, tables
 
 ROWS = [Row("good", "tent"), Row("bad", "tent", {"stream_lr": 1.0}), Row("late", "tent", tier="B", cost=3.0)]
 
@@ -133,7 +132,7 @@ def test_a_lock_that_was_deleted_holds_nothing(tmp_path: Path, monkeypatch: pyte
     """Another process fails, and lets its lock go, between our opening of the file and our lock on it."""
     cell = Counting().cells(Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))[0]
     store, place = Store(tmp_path), tmp_path / f".{cell.key}.lock"
-    monkeypatch.setattr("undrift._lock._taken", lambda _file: place.unlink() or True)
+    monkeypatch.setattr("undrift.system.lock._taken", lambda _file: place.unlink() or True)
     with store.claim(cell) as mine:
         assert not mine
 

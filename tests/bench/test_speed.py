@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from undrift.bench import speed_jobs, speed_measure
-from undrift.bench.limit import ANY, Limit
-from undrift.bench.speed_bars import ratios
-from undrift.bench.speed_kernels import MARK, STEPS, by_kind, calls, spent
-from undrift.bench.speed_modes import how
-from undrift.bench.speed_report import kernels, startup
-from undrift.bench.speed_steps import Case
+from undrift_bench.bench.harness.limit import ANY, Limit
+from undrift_bench.bench.speed import jobs as speed_jobs
+from undrift_bench.bench.speed import measure
+from undrift_bench.bench.speed.bars import ratios
+from undrift_bench.bench.speed.kernels import MARK, STEPS, by_kind, calls, spent
+from undrift_bench.bench.speed.modes import how
+from undrift_bench.bench.speed.report import kernels, startup
+from undrift_bench.bench.speed.steps import Case
 
 CPU = torch.device("cpu")
 WHERE = {"machine": {"hardware": "a GPU", "torch": "2.0", "date": "2026-01-02"}}
@@ -79,10 +80,10 @@ def test_a_step_has_three_turns_and_cudnns_trials_in_all_of_them(monkeypatch: py
         seen.append("built")
         return lambda _x: seen.append(torch.backends.cudnn.benchmark)
 
-    monkeypatch.setattr(speed_measure, "make_step", make_step)
+    monkeypatch.setattr(measure, "make_step", make_step)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     job = {"case": asdict(Case("WRN-40", 2, 8, width=1)), "kind": "tent", "steps": 2}
-    speed_measure.measure(job, CPU, lambda: seen.append("turn"))
+    measure.measure(job, CPU, lambda: seen.append("turn"))
     assert seen == ["turn", "turn", "built", True, True, "turn", True, True, True]
     assert torch.backends.cudnn.benchmark is False
 
@@ -94,11 +95,11 @@ def test_cudnn_tries_the_shapes_of_a_case_once_a_process(monkeypatch: pytest.Mon
         made.append((kind, low))
         return lambda x: tuple(x.shape)
 
-    monkeypatch.setattr(speed_measure, "make_step", make_step)
-    monkeypatch.setattr(speed_measure, "_tried", set())
+    monkeypatch.setattr(measure, "make_step", make_step)
+    monkeypatch.setattr(measure, "_tried", set())
     case = Case("WRN-40", 2, 8, width=1)
     asked = [("tent", False), ("vmp", False), ("released", False), ("fine-tune", True), ("tent", True)]
-    found = [speed_measure._trial(kind, case, CPU, low)() for kind, low in asked]
+    found = [measure._trial(kind, case, CPU, low)() for kind, low in asked]
     assert found == [(2, 3, 8, 8), False, (2, 3, 8, 8), (2, 3, 8, 8), False]
     assert made == [("fine-tune", False), ("released", False), ("fine-tune", True)]
 

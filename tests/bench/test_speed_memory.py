@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from undrift.bench.speed_floor import layers
-from undrift.bench.speed_measure import measure
-from undrift.bench.speed_memory import MIB, Peaks, kept_for_backward, redrawing
-from undrift.bench.speed_steps import Case, make_loss
+from undrift_bench.bench.speed.floor import layers
+from undrift_bench.bench.speed.measure import measure
+from undrift_bench.bench.speed.memory import MIB, Peaks, kept_for_backward, redrawing
+from undrift_bench.bench.speed.steps import Case, make_loss
 
 GPU = torch.device("cuda")
 

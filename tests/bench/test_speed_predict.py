@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import undrift
-from undrift.bench import speed_predict
-from undrift.bench.predict_page import TIMES
-from undrift.bench.predict_page import WAYS as TITLES
+from undrift_bench.bench.speed import measure as speed_measure
+from undrift_bench.bench.speed import predict
+from undrift_bench.bench.speed import predict as speed_predict
+from undrift_bench.bench.speed.predict_page import TIMES
+from undrift_bench.bench.speed.predict_page import WAYS as TITLES
 
 CPU = torch.device("cpu")
 
@@ -24,10 +26,10 @@ def network(passes: list[int]) -> nn.Module:
 
 
 def test_medians_are_of_the_turns_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways, taken = len(speed_predict.WAYS), iter(range(100))
+    ways, taken = len(predict.WAYS), iter(range(100))
     monkeypatch.setattr(speed_predict, "lap", lambda _ask, _device, _low: float(next(taken) ** 2))
     model = undrift.perturb(network([]))
-    found = speed_predict.medians(model, torch.rand(1, 3, 2, 2), low=False, repeats=3, settling=2)
+    found = predict.medians(model, torch.rand(1, 3, 2, 2), low=False, repeats=3, settling=2)
     # Numbers come in turns: the fourth of five is the middle one of the last three.
     assert found == [float((3 * (1 + ways) + place) ** 2) for place in range(1 + ways)]
 
@@ -42,7 +44,7 @@ def test_every_turn_has_a_noise_free_pass_and_each_way_once(monkeypatch: pytest.
         return 1.0
 
     monkeypatch.setattr(speed_predict, "lap", lap)
-    rows = list(speed_predict.times(network(passes), CPU, [3], low=False, repeats=1, settling=1))
+    rows = list(predict.times(network(passes), CPU, [3], low=False, repeats=1, settling=1))
     assert [row["way"] for row in rows] == list(TITLES)
     assert {way for way, _ in TIMES} <= set(TITLES)
     for plain, folded, apart, fast, mean in (seen[:5], seen[5:]):
@@ -59,15 +61,15 @@ def test_a_lap_is_one_call_in_its_own_precision(monkeypatch: pytest.MonkeyPatch)
         now[0] += 2.0
         seen.append(torch.is_autocast_enabled("cpu"))
 
-    assert [speed_predict.lap(ask, CPU, low) for low in (True, False)] == [2.0, 2.0]
+    assert [predict.lap(ask, CPU, low) for low in (True, False)] == [2.0, 2.0]
     assert seen == [True, False]
 
 
 def test_predictions_come_from_a_process_with_their_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift.bench import speed_measure
+    from undrift_bench.bench.speed import measure
 
     asked: list[Any] = []
     monkeypatch.setattr(speed_measure, "prediction_times", lambda *given: asked.append(given[1:]) or [{"ratio": 2.0}])
     job = {"network": "digits", "batches": [4], "low": False, "repeats": 1, "settling": 0}
-    assert list(speed_measure.predictions(job, CPU)) == [{"network": "digits", "low": False, "ratio": 2.0}]
+    assert list(measure.predictions(job, CPU)) == [{"network": "digits", "low": False, "ratio": 2.0}]
     assert asked == [(CPU, [4], False, 1, 0)]

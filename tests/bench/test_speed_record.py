@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from undrift.bench import Request, speed, speed_report
-from undrift.bench.speed_figure import figure
-from undrift.bench.speed_growth import growth
-from undrift.bench.speed_jobs import Incomplete, streamed
-from undrift.bench.speed_predict import FORM
+from undrift_bench.bench import Request
+from undrift_bench.bench.speed import benchmark, report
+from undrift_bench.bench.speed import benchmark as speed
+from undrift_bench.bench.speed.figure import figure
+from undrift_bench.bench.speed.growth import growth
+from undrift_bench.bench.speed.jobs import Incomplete, streamed
+from undrift_bench.bench.speed.predict import FORM
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 WHERE = {"machine": {"hardware": "a CPU", "torch": "2.0", "date": "2026-01-02"}}
@@ -30,9 +32,9 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Any], part: st
                 raise row
             yield row
 
-    monkeypatch.setitem(speed.PARTS, part, measure)
+    monkeypatch.setitem(benchmark.PARTS, part, measure)
     with suppress(KeyboardInterrupt):
-        speed.benchmark(Request(results=folder, device="cpu", only=(part,)), say=lambda _: None)
+        benchmark.benchmark(Request(results=folder, device="cpu", only=(part,)), say=lambda _: None)
     return dict(json.loads((folder / "speed-cpu.json").read_text(encoding="utf-8")))
 
 
@@ -85,10 +87,10 @@ def test_growth_goes_on_after_the_sizes_that_are_whole(tmp_path: Path, monkeypat
     monkeypatch.setattr(speed, "streamed", stopped)
     request = Request(results=tmp_path, device="cpu", only=("growth",), tiny=True)
     with suppress(KeyboardInterrupt):
-        speed.benchmark(request, say=lambda _: None)
+        benchmark.benchmark(request, say=lambda _: None)
     kept = tmp_path / "speed-cpu.json"
     left = kept.read_text(encoding="utf-8")
-    speed.benchmark(request, say=lambda _: None)
+    benchmark.benchmark(request, say=lambda _: None)
     assert asked == [[("batch", 2), ("batch", 4)], [("batch", 4)]]
     found = json.loads(kept.read_text(encoding="utf-8"))
     assert [row["ms"] for row in found["growth"]["rows"]] == [1.0] * 3 + [2.0] * 3
@@ -97,7 +99,7 @@ def test_growth_goes_on_after_the_sizes_that_are_whole(tmp_path: Path, monkeypat
     other = json.loads(left)
     other["unfinished"]["growth"]["machine"]["hardware"] = "another"
     kept.write_text(json.dumps(other), encoding="utf-8")
-    speed.benchmark(request, say=lambda _: None)
+    benchmark.benchmark(request, say=lambda _: None)
     assert asked[2] == asked[0]
 
 
@@ -114,7 +116,7 @@ def test_a_part_that_a_machine_does_not_have_leaves_nothing(tmp_path: Path, monk
 def test_records_of_before_have_tables_and_a_figure(tmp_path: Path) -> None:
     for name in ("speed-cuda", "speed-cpu"):
         shutil.copy(RESULTS / f"{name}.json", tmp_path)
-        page, picture = speed.pages(tmp_path / f"{name}.json")
+        page, picture = benchmark.pages(tmp_path / f"{name}.json")
         assert page.read_text(encoding="utf-8") == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
         assert picture.stat().st_size > 10_000
 
@@ -140,7 +142,7 @@ def test_the_figure_has_a_row_of_panels_for_memory(
         for axis in ("batch", "width") for size in (2, 4) for kind in ("tent", "vmp", "fine-tune")
     ]  # fmt: skip
     drawn = []
-    monkeypatch.setattr("undrift.bench.speed_figure._save", lambda picture, _path: drawn.append(picture) or 1)
+    monkeypatch.setattr("undrift_bench.bench.speed.figure._save", lambda picture, _path: drawn.append(picture) or 1)
     figure(tmp_path / "growth.png", {"growth": {"rows": rows}})
     plots = drawn[0].axes
     assert len(plots) == panels
@@ -154,23 +156,23 @@ def test_steps_show_reserved_memory_where_a_graph_hides_its_own() -> None:
     row = {"case": {"network": "WRN-28", "batch": 2}, "kind": "tent", "compiled": True, "low": True, "peak": 2048.0}
     rows = [row | {"ms": 2.0, "reserved": 3072.0}, row | {"ms": 1.0, "graphs": True, "reserved": 4096.0}]
     rows.append(row | {"kind": "vmp", "ms": 3.0, "extra_ms": 0.5, "extra_bytes": 2e9, "operations": 5e9})
-    lines = [line.split("|")[4:-1] for line in speed_report.steps({"rows": rows} | WHERE).splitlines()[2:7]]
+    lines = [line.split("|")[4:-1] for line in report.steps({"rows": rows} | WHERE).splitlines()[2:7]]
     assert [[cell.strip() for cell in line] for line in (lines[0], *lines[2:])] == [
         ["ms", "× fastest Tent", "floor ×", "GB more", "G operations more", "GiB allocated", "GiB reserved"],
         ["2.0", "2.00", "–", "–", "–", "2.00", "3.00"],
         ["1.0", "1.00", "–", "–", "–", "–", "4.00"],
         ["3.0", "3.00", "1.50", "2.0", "5.0", "2.00", "–"],
     ]
-    tried = speed_report.steps({"rows": rows, "cudnn_benchmark": True} | WHERE)
+    tried = report.steps({"rows": rows, "cudnn_benchmark": True} | WHERE)
     assert "trial" in tried.splitlines()[0]
 
 
 def test_predictions_stand_beside_their_bars() -> None:
     row = {"network": "wrn28_10", "low": True, "batch": 200, "forward_ms": 6.0, "fast": FORM}
     rows = [row | {"way": "full, folded", "ratio": 11.5}, row | {"way": "fast", "ratio": 2.9}]
-    text = speed_report.text({"predict": {"rows": rows} | WHERE})
+    text = report.text({"predict": {"rows": rows} | WHERE})
     assert "| full, ten draws folded | **11.50** | ≤ 11 |" in text
     assert "| fast | 2.90 | ≤ 3 |" in text
     assert "WRN-28-10, channels-last bf16; a CPU" in text
     rows[1] = rows[1] | {"fast": "a form of old"}
-    assert "| fast | not measured | ≤ 3 |" in speed_report.text({"predict": {"rows": rows} | WHERE})
+    assert "| fast | not measured | ≤ 3 |" in report.text({"predict": {"rows": rows} | WHERE})

@@ -12,14 +12,15 @@ import torch
 
 import undrift
 from undrift import methods
-from undrift.bench import NAMES, Request, Store, find, published
-from undrift.bench.figure import Mark, finding, lines
-from undrift.bench.notes import not_source_free
-from undrift.bench.online import Online
-from undrift.bench.table import markdown, size, spread
-from undrift.bench.table1 import capabilities, rows
-from undrift.bench.table1 import text as table1
 from undrift.cli import main
+from undrift_bench.bench import NAMES, Request, Store, find
+from undrift_bench.bench.harness import published
+from undrift_bench.bench.harness.figure import Mark, finding, lines
+from undrift_bench.bench.harness.notes import not_source_free
+from undrift_bench.bench.harness.table import markdown, size, spread
+from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.table1 import capabilities, rows
+from undrift_bench.bench.table1 import text as table1
 
 ROOT = Path(__file__).parents[2]
 

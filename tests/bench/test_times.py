@@ -10,17 +10,21 @@ import torch
 
 import undrift
 from undrift._errors import OptionError
-from undrift.bench import Benchmark, Outcome, Request, Store, find, offline_report, online_report, run, timers
-from undrift.bench.corrupted import Corrupted
-from undrift.bench.measure import machine
-from undrift.bench.offline import Offline
-from undrift.bench.offline_sets import DataSet
-from undrift.bench.offline_sources import Setup
-from undrift.bench.offline_tiny import tiny_setup
-from undrift.bench.timers import BATCHES, StepTimer, StreamTimer
-from undrift.bench.times import how_timed, take_times, timer_of
 from undrift.cli import main
-from undrift.data.corrupt import CORRUPTIONS
+from undrift.images.corrupt import CORRUPTIONS
+from undrift_bench.bench import Benchmark, Outcome, Request, Store, find
+from undrift_bench.bench.harness import timers
+from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.harness.run import run
+from undrift_bench.bench.harness.timers import BATCHES, StepTimer, StreamTimer
+from undrift_bench.bench.harness.times import how_timed, take_times, timer_of
+from undrift_bench.bench.offline import report as offline_report
+from undrift_bench.bench.offline.benchmark import Offline
+from undrift_bench.bench.offline.sets import DataSet
+from undrift_bench.bench.offline.sources import Setup
+from undrift_bench.bench.offline.tiny import tiny_setup
+from undrift_bench.bench.online import report as online_report
+from undrift_bench.bench.online.corrupted import Corrupted
 
 TIMED = BATCHES - BATCHES // 3
 HERE = machine(torch.device("cpu"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from undrift import DataError
-from undrift.cli import _answer_log
-from undrift.cli._answer_log import AnswerLog
+from undrift.cli import answer_log
+from undrift.cli.answer_log import AnswerLog
 
 ROWS = [(f"{number}.png", "red", 0.5, 0.25, 0.125) for number in range(9)]
 
@@ -92,7 +92,7 @@ def test_a_file_is_never_filled_up_with_zeros(tmp_path: Path) -> None:
 def test_it_is_read_in_pieces_and_cut_only_where_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_answer_log, "PIECE", 16)
+    monkeypatch.setattr(answer_log, "PIECE", 16)
     path = tmp_path / "a.csv"
     log = started(path)
     log.add(ROWS)

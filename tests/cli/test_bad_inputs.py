@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import undrift
-from undrift.cli._wording import ON_THE_SHELL
+from undrift.cli.wording import ON_THE_SHELL
 
 from .conftest import MODEL, Run, leftovers
 
@@ -210,8 +210,8 @@ def test_advice_is_for_the_shell(run: Run, adapted: Path) -> None:
 
 
 def test_the_library_still_says_what_is_reworded() -> None:
-    root = Path(undrift.__file__).parent
-    text = "".join(path.read_text() for path in root.rglob("*.py") if path.parent.name != "cli")
+    root = Path(undrift.__file__).parents[1]
+    text = "".join(path.read_text() for path in root.rglob("*.py") if path.name != "wording.py")
     assert [words for words in ON_THE_SHELL if words not in text] == []
 
 
@@ -221,7 +221,7 @@ def test_a_full_disk_loses_nothing(run: Run, work: Path, adapted: Path, monkeypa
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("undrift._atomic.os.fsync", full)
+    monkeypatch.setattr("undrift.system.atomic.os.fsync", full)
     for words in (
         (*PREDICT, "--out", "a.csv"),
         ("adapt", "target", *MODEL, "--out", adapted, "--epochs", "1", "--force"),

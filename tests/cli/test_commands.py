@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import undrift
 from support import same
-from undrift.models import load_model
+from undrift.cli.models import load_model
 from undrift.options import Options
 
 from .conftest import MODEL, NAMES, Run, leftovers, pictures
@@ -33,7 +33,7 @@ def test_adapt_then_inspect_predict_evaluate_export(run: Run, work: Path) -> Non
     file = undrift.inspect("b.safetensors")
     assert (file.classes, file.preprocess, file.source) == (
         NAMES,
-        undrift.data.Preprocess(),
+        undrift.images.Preprocess(),
         "tiny_of_tests:make source.safetensors",
     )
 
@@ -88,7 +88,7 @@ def test_fast_answers_have_one_temperature_for_all_images(run: Run, adapted: Pat
     found = run(*words, "--samples", "6").json
     net = load_model("tiny_of_tests:make", "source.safetensors", {}).network
     model = undrift.load(net, adapted, generator=torch.Generator().manual_seed(0))
-    batches = undrift.data.images("target.npy").prepared(undrift.data.Preprocess()).named_batches(10)
+    batches = undrift.images.domain("target.npy").prepared(undrift.images.Preprocess()).named_batches(10)
     wanted = undrift.predict(model, batches, 6, generator=torch.Generator().manual_seed(0), mode="fast")
     assert [row["probability"] for row in found["answers"]] == wanted.probs.amax(1).tolist()
     assert [row["path"] for row in found["answers"]] == [f"target.npy[{i}]" for i in range(30)]
@@ -190,8 +190,8 @@ def test_train_reads_a_tree_and_writes_what_adapt_needs(run: Run, work: Path) ->
 def test_corrupt_writes_zenodos_layout_and_a_sheet(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = pictures(12, 5)
     big = torch.nn.functional.interpolate(images.float(), (32, 32)).to(torch.uint8)
-    small = undrift.data.TensorDomain("CIFAR-10 test", big, labels)
-    monkeypatch.setattr("undrift.data.cifar10", lambda root, train=False: small)
+    small = undrift.images.TensorDomain("CIFAR-10 test", big, labels)
+    monkeypatch.setattr("undrift_bench.data.cifar10", lambda root, train=False: small)
     found = run("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--name", "brightness", "--json")
     assert found.json["made"] == ["contrast.npy", "brightness.npy"]
     assert sorted(p.name for p in Path("C").iterdir()) == [
@@ -203,7 +203,7 @@ def test_corrupt_writes_zenodos_layout_and_a_sheet(run: Run, work: Path, monkeyp
     assert run("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--json").json["kept"] == ["contrast.npy"]
     picture = next(Path("source").rglob("*.png"))
     Image.open(picture).resize((32, 32)).save("one.png")
-    monkeypatch.setattr("undrift.data.corrupt._sheet.corrupt", lambda images, *_, **__: images)
+    monkeypatch.setattr("undrift.images.corrupt.sheet.corrupt", lambda images, *_, **__: images)
     assert run("corrupt", "one.png", "--sheet", "sheet.png").code == 0
     assert Path("sheet.png").read_bytes().startswith(b"\x89PNG")
 

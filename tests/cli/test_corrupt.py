@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from undrift import data
+from undrift.images import TensorDomain
+from undrift_bench import data
 
 from .conftest import Run
 
@@ -15,9 +16,9 @@ CORRUPT = ("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--sheet", 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    domain = data.TensorDomain("CIFAR-10 test", images, torch.arange(4))
+    domain = TensorDomain("CIFAR-10 test", images, torch.arange(4))
     monkeypatch.setattr(data, "cifar10", lambda *_, **__: domain)
-    monkeypatch.setattr("undrift.data.corrupt._sheet.corrupt", lambda images, *_, **__: images)
+    monkeypatch.setattr("undrift.images.corrupt.sheet.corrupt", lambda images, *_, **__: images)
 
 
 def test_the_same_command_goes_on_beside_its_sheet(run: Run) -> None:
@@ -52,7 +53,7 @@ def test_only_the_sheet_that_was_drawn_is_kept(run: Run) -> None:
 
 def test_a_stopped_run_goes_on_beside_its_sheet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("undrift.data.corrupt.write_cifar_c", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("undrift.images.corrupt.write_cifar_c", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert run(*CORRUPT).code == 130
     assert Path("s.png").exists()
     found = run(*CORRUPT, "--json")

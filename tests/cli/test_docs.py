@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from undrift import data
 from undrift.cli import main
-from undrift.cli._app import COMMANDS
+from undrift.cli.app import COMMANDS
+from undrift_bench import data
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 ELSEWHERE = ("COMMAND", "--root")

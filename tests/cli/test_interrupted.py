@@ -169,7 +169,7 @@ def test_stream_answers_and_starts_from_a_domain_file(run: Run, adapted: Path) -
 def test_adapt_goes_on_from_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("adapt", "target", *MODEL, "--epochs", "3", "--batch-size", "10")
     assert run(*words, "--out", "whole.safetensors").code == 0
-    resume = importlib.import_module("undrift._resume")
+    resume = importlib.import_module("undrift.loop.resume")
     saved = resume.pack
     calls = []
 
@@ -191,10 +191,10 @@ def test_adapt_goes_on_from_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyP
     ("where", "words"),
     [
         ("undrift.evaluate:predict", ("evaluate", "--target", "target", *MODEL, "--out", "o.json")),
-        ("undrift.export:_state_dict", ("export", *MODEL, "--domain", "b.safetensors", "--out", "o.safetensors")),
-        ("undrift.plots:_save", ("inspect", "b.safetensors", "--plot", "o.png")),
-        ("undrift.train._loop:Loop.run", ("train", "digits:optdigits", "--out", "o.safetensors", "--quiet")),
-        ("undrift.data.corrupt._sheet:corrupt", ("corrupt", "source/red/00.png", "--sheet", "o.png")),
+        ("undrift.packs.export:_state_dict", ("export", *MODEL, "--domain", "b.safetensors", "--out", "o.safetensors")),
+        ("undrift.judge.plots:_save", ("inspect", "b.safetensors", "--plot", "o.png")),
+        ("undrift_bench.train.epoch:Loop.run", ("train", "digits:optdigits", "--out", "o.safetensors", "--quiet")),
+        ("undrift.images.corrupt.sheet:corrupt", ("corrupt", "source/red/00.png", "--sheet", "o.png")),
     ],
 )
 def test_ctrl_c_in_the_other_commands(

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from undrift._errors import DataError
-from undrift.cli._images import Reader
-from undrift.cli._labels import check_label_range, labelled_images
-from undrift.data import IMAGENET, Domain, FileDomain, Preprocess
-from undrift.data.preprocess import RAW
+from undrift.cli.image_arguments import Reader
+from undrift.cli.label_arguments import check_label_range, labelled_images
+from undrift.images import IMAGENET, Domain, FileDomain, Preprocess
+from undrift.images.preprocess import RAW
 
 from .conftest import MODEL, NAMES, Outcome, Run
 

@@ -11,9 +11,9 @@ import undrift
 from support import same
 from undrift import methods
 from undrift._types import Keeper
-from undrift.cli._answers import rows_of
-from undrift.cli._app import USAGE
-from undrift.data import FileDomain
+from undrift.cli.answers import rows_of
+from undrift.cli.app import USAGE
+from undrift.images import FileDomain
 
 from .conftest import MODEL, Run
 
@@ -29,7 +29,7 @@ def network(weights: dict[str, Tensor]) -> nn.Module:
 
 
 def target() -> Tensor:
-    domain = undrift.data.images("target")
+    domain = undrift.images.domain("target")
     return torch.cat([images for images, _ in domain.named_batches(30)])
 
 
@@ -147,9 +147,9 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
     words = (*STREAM, "--method", "tent", "--set", "momentum=0.5")
     assert run(*words, "--answers", "whole.csv").code == 0
     steps = 0
-    step = undrift._online.Online.step
+    step = undrift.loop.online.Online.step
 
-    def stop_in_the_third(self: undrift._online.Online, *given: Any) -> tuple[Tensor, Tensor]:
+    def stop_in_the_third(self: undrift.loop.online.Online, *given: Any) -> tuple[Tensor, Tensor]:
         nonlocal steps
         steps += 1
         if steps == 3:
@@ -158,7 +158,7 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
 
     going = (*words, "--answers", "s.csv", "--state", "s.state", "--state-every", "1")
     with monkeypatch.context() as patch:
-        patch.setattr(undrift._online.Online, "step", stop_in_the_third)
+        patch.setattr(undrift.loop.online.Online, "step", stop_in_the_third)
         assert run(*going).code == 130
     for other in (
         (*STREAM, "--method", "tent", "--set", "momentum=0.6"),
@@ -175,9 +175,9 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
 def test_an_adaptation_with_a_method_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("adapt", "target", *MODEL, "--method", "shot", "--epochs", "3", "--batch-size", "10")
     assert run(*words, "--out", "whole.safetensors").code == 0
-    end, ends = undrift._run.Run._end_epoch, []
+    end, ends = undrift.loop.epochs.Run._end_epoch, []
 
-    def stop_in_the_second(self: undrift._run.Run) -> None:
+    def stop_in_the_second(self: undrift.loop.epochs.Run) -> None:
         ends.append(1)
         if len(ends) == 2:
             raise KeyboardInterrupt
@@ -185,7 +185,7 @@ def test_an_adaptation_with_a_method_goes_on(run: Run, monkeypatch: pytest.Monke
 
     going = (*words, "--out", "b.safetensors", "--checkpoint", "b.run")
     with monkeypatch.context() as patch:
-        patch.setattr(undrift._run.Run, "_end_epoch", stop_in_the_second)
+        patch.setattr(undrift.loop.epochs.Run, "_end_epoch", stop_in_the_second)
         assert run(*going).code == 130
     other = run(*going, "--set", "beta=0.2")
     assert (other.code, "likelihood" in other.err) == (1, True), other.err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from undrift.cli._answers import COLUMNS, csv_lines, rows_of
+from undrift.cli.answers import COLUMNS, csv_lines, rows_of
 
 from .conftest import MODEL, Run, leftovers, start, write_tree
 from .test_interrupted import SLOW, STREAM, stop, wait_for_calls
@@ -232,13 +232,13 @@ def test_a_first_state_that_cannot_be_written_leaves_the_way_free(
     run: Run, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, _content: bytes) -> int:
-        from undrift._atomic import _facts
         from undrift._errors import DataError
+        from undrift.system.atomic import _facts
 
         raise DataError(_facts(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
 
     with monkeypatch.context() as patch:
-        patch.setattr("undrift.cli._stream_state.write_bytes", full)
+        patch.setattr("undrift.cli.stream_state.write_bytes", full)
         found = run(*STREAM, *MODEL)
     assert (found.code, "on another disk, and run the same command again." in found.err) == (1, True), found.err
     assert not Path("s.csv").exists()

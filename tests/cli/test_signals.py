@@ -5,8 +5,8 @@ import signal
 import pytest
 
 from undrift import DataError
-from undrift.cli._signals import sigterm_as_ctrl_c, stopping_between_batches
-from undrift.data._workers import _lost
+from undrift.cli.signals import sigterm_as_ctrl_c, stopping_between_batches
+from undrift.images.workers import _lost
 
 
 def test_a_stop_waits_for_the_end_and_a_second_does_not() -> None:

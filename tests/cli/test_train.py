@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from undrift.cli._places import alone
-from undrift.train import read_header
+from undrift.cli.output_paths import alone
+from undrift_bench.train import read_header
 
 from .conftest import Run, leftovers
 
@@ -18,7 +18,7 @@ TRAIN = ("train", "source", *QUICK, "--device", "cpu", "--quiet")
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train two layers in the place of forty."""
-    from undrift import zoo
+    from undrift_bench import zoo
 
     def build(_name: str, classes: int | None = None) -> nn.Module:
         pooled = (nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -75,7 +75,7 @@ def test_advice_is_for_the_shell(run: Run) -> None:
 
 
 def test_a_backbone_without_weights_is_told_the_flag(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift import zoo
+    from undrift_bench import zoo
 
     monkeypatch.setattr(zoo, "build", lambda *_: nn.ModuleDict({"backbone": nn.Linear(1, 1)}))
     found = run("train", "source", "--out", "b.safetensors", "--device", "cpu")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from undrift import data
 from undrift._errors import DataError
+from undrift_bench import data
 
 
 class Payload:
@@ -188,13 +188,13 @@ def test_what_is_no_batch_of_pixels_and_labels_is_refused(tmp_path, records, cha
 
 
 def test_a_pickle_cannot_change_what_reads_it(tmp_path):
-    from undrift.data import _unpickle
+    from undrift_bench.data import unpickle
 
-    before = dict(_unpickle._STAND_INS)
+    before = dict(unpickle._STAND_INS)
     # BUILD with attributes on the function that decodes text: they would outlive the file.
     attributes = b"N}U\x0c__defaults__U\x06latin1\x85s\x86b"
     (tmp_path / "test_batch").write_bytes(b"\x80\x02c_codecs\nencode\n" + attributes + b".")
     with pytest.raises(DataError, match=r"cannot be read \(it sets attributes"):
         data.cifar10(tmp_path)
-    assert before == _unpickle._STAND_INS
+    assert before == unpickle._STAND_INS
     assert not hasattr(before["_codecs", "encode"], "__dict__")

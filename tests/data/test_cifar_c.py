@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from undrift import data
 from undrift._errors import DataError, OptionError
+from undrift_bench import data
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from undrift import data
-from undrift.data import FileDomain, TensorDomain
-from undrift.data._content import checksum
-from undrift.data._sources import ArraySource, FileSource
+from undrift.images import FileDomain, TensorDomain
+from undrift.images.content import checksum
+from undrift.images.sources import ArraySource, FileSource
 
 
 def files(folder: Path) -> FileDomain:
@@ -44,5 +43,5 @@ def test_missing_files_rows_of_an_array_and_no_files_have_one_too(tmp_path: Path
     np.save(tmp_path / "a.npy", np.zeros((3, 2, 2), np.uint8))
     rows = FileDomain("rows", tuple(ArraySource(str(tmp_path / "a.npy"), row) for row in range(3)))
     gone = FileDomain("gone", (FileSource("nowhere.png"),))
-    sums = {checksum(domain) for domain in (rows, rows.select([1]), gone, data.FileDomain("none", ()))}
+    sums = {checksum(domain) for domain in (rows, rows.select([1]), gone, FileDomain("none", ()))}
     assert len(sums) == 4

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from undrift import _errors
-from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
-from undrift.data.corrupt import _constants as constants
+from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, constants, corrupt
 
 ALL = (*CORRUPTIONS, *DEVELOPMENT)
 FIXED = ("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression")
@@ -178,7 +177,7 @@ def test_missing_pictures_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     images = torch.rand(1, 3, 32, 32)
     with pytest.raises(_errors.DataError, match=r"has no frost1.png; needed.*undrift\[frost\]"):
         corrupt(images, "frost", 1, frost=tmp_path)
-    monkeypatch.setattr("undrift.data.corrupt._pictures.importlib.metadata.files", _not_installed)
+    monkeypatch.setattr("undrift.images.corrupt.pictures.importlib.metadata.files", _not_installed)
     with pytest.raises(_errors.DataError, match=r"no frost pictures here; needed.*undrift\[frost\]"):
         corrupt(images, "frost", 1)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from undrift.data.corrupt import _blur, _draws, _filters, _streak, _weather, corrupt
-from undrift.data.corrupt._constants import SETS, ConstantSet
+from undrift.images.corrupt import blur, corrupt, draws, filters, streak, weather
+from undrift.images.corrupt.constants import SETS, ConstantSet
 
 Array = np.ndarray[Any, Any]
 
@@ -158,13 +158,13 @@ def test_glass_moves_are_those_of_the_visit_pixel_by_pixel(reach: int) -> None:
             for column in range(width - reach, reach, -1):
                 y, x = row + int(dy[n, row, column]), column + int(dx[n, row, column])
                 expected[n, row, column] = expected[n, y, x].item()
-    assert torch.equal(_blur._pixel_sources(dy, dx, reach), expected.flatten(1))
+    assert torch.equal(blur._pixel_sources(dy, dx, reach), expected.flatten(1))
 
 
 def test_a_streak_is_the_weighted_mean_of_shifts() -> None:
     x = torch.rand(3, 2, 18, 20, generator=torch.Generator().manual_seed(0))
     angles, radius, sigma = np.array([-130.0, -12.0, 40.0]), 4, 2.5
-    out = _streak.streak(x, radius, sigma, angles)
+    out = streak.streak(x, radius, sigma, angles)
     weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in range(2 * radius + 1)]
     for n, angle in enumerate(np.deg2rad(angles)):
         for y, column in ((0, 0), (9, 11), (17, 19)):
@@ -180,7 +180,7 @@ def test_plasma_fills_the_unit_range_and_roughens_with_less_decay() -> None:
     chance = torch.rand(6, 64, 64, generator=torch.Generator().manual_seed(0))
     roughness = []
     for decay in (3.0, 2.0, 1.4):
-        cloud = _weather.plasma(chance, decay)
+        cloud = weather.plasma(chance, decay)
         assert torch.equal(cloud.amin((1, 2)), torch.zeros(6))
         assert torch.equal(cloud.amax((1, 2)), torch.ones(6))
         roughness.append(float(cloud.diff(dim=2).square().mean()))
@@ -218,12 +218,12 @@ def test_separable_filters_are_exact_in_any_order() -> None:
     rows = np.abs(np.random.default_rng(0).normal(size=(40, 40)))
     rows /= rows.sum(axis=1, keepdims=True)
     order = torch.randperm(40, generator=generator)
-    shuffled = _filters.separable(x[..., order], rows, rows[:, order.numpy()])
-    assert torch.equal(_filters.separable(x, rows, rows), shuffled)
+    shuffled = filters.separable(x[..., order], rows, rows[:, order.numpy()])
+    assert torch.equal(filters.separable(x, rows, rows), shuffled)
 
 
 def test_numbers_are_uniform_and_unrelated() -> None:
-    numbers = _draws.Draws.of(0, "fog", 0, 20000, torch.device("cpu")).numbers(3)
+    numbers = draws.Draws.of(0, "fog", 0, 20000, torch.device("cpu")).numbers(3)
     assert ((numbers >= 0) & (numbers < 1)).all()
     assert np.allclose(numbers.mean(axis=0), 0.5, atol=0.01)
     assert np.allclose(numbers.var(axis=0), 1 / 12, atol=0.003)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
+from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
 
 SHEET = Path(__file__).parents[3] / "shared" / "data" / "cifar10" / "test.webp"
 NOT_MONOTONE = {"elastic_transform", "glass_blur", "frost", "snow", "saturate"}

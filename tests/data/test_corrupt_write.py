@@ -10,30 +10,32 @@ import numpy as np
 import pytest
 import torch
 
-from undrift import _errors, data
-from undrift.data._sources import FileSource
-from undrift.data.corrupt import contact_sheet, corrupt, write_cifar_c, write_imagenet_c
+from undrift import _errors
+from undrift.images import FileDomain, Preprocess, TensorDomain
+from undrift.images.corrupt import contact_sheet, corrupt, write_cifar_c, write_imagenet_c
+from undrift.images.sources import FileSource
+from undrift_bench import data
 
 pil = pytest.importorskip("PIL.Image")
 
 
 @pytest.fixture
-def cifar() -> data.TensorDomain:
+def cifar() -> TensorDomain:
     """Six small pictures with labels."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (6, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    return data.TensorDomain("CIFAR-10 test", images, torch.arange(6))
+    return TensorDomain("CIFAR-10 test", images, torch.arange(6))
 
 
 @pytest.fixture
-def imagenet(tmp_path: Path) -> data.FileDomain:
+def imagenet(tmp_path: Path) -> FileDomain:
     """A tree of three classes with two pictures each, out of order."""
     rng = np.random.default_rng(0)
     for name in ("2", "0", "1"):
         (tmp_path / "val" / name).mkdir(parents=True)
         for file in ("b.png", "a.png"):
             pil.fromarray(rng.integers(0, 256, (80, 90, 3), dtype=np.uint8)).save(tmp_path / "val" / name / file)
-    return data.imagenet(tmp_path / "val", preprocess=data.Preprocess(resize=72, crop=70))
+    return data.imagenet(tmp_path / "val", preprocess=Preprocess(resize=72, crop=70))
 
 
 def spoil(path: Path) -> None:
@@ -41,7 +43,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def test_cifar_c_is_stacked_by_severity_and_read_back(tmp_path: Path, cifar: data.TensorDomain) -> None:
+def test_cifar_c_is_stacked_by_severity_and_read_back(tmp_path: Path, cifar: TensorDomain) -> None:
     written = write_cifar_c(cifar, tmp_path, ("fog", "contrast"), seed=4, quiet=True)
     assert (written.made, written.kept) == (("fog.npy", "contrast.npy"), ())
     stack, labels = np.load(tmp_path / "fog.npy"), np.load(tmp_path / "labels.npy")
@@ -54,7 +56,7 @@ def test_cifar_c_is_stacked_by_severity_and_read_back(tmp_path: Path, cifar: dat
 
 
 def test_cifar_c_keeps_what_is_finished_and_leaves_no_part(
-    tmp_path: Path, cifar: data.TensorDomain, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cifar: TensorDomain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cifar_c(cifar, tmp_path, ("fog",), quiet=True)
     before = (tmp_path / "fog.npy").stat().st_mtime_ns
@@ -63,7 +65,7 @@ def test_cifar_c_keeps_what_is_finished_and_leaves_no_part(
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("undrift.data.corrupt._write.np.save", full)
+        patch.setattr("undrift.images.corrupt.write.np.save", full)
         with pytest.raises(OSError, match="disk full"):
             write_cifar_c(cifar, tmp_path, ("fog", "contrast"), quiet=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fog.npy", "labels.npy", "undrift.json"]
@@ -72,7 +74,7 @@ def test_cifar_c_keeps_what_is_finished_and_leaves_no_part(
     assert (tmp_path / "fog.npy").stat().st_mtime_ns == before
 
 
-def test_a_folder_begun_from_something_else_is_refused(tmp_path: Path, cifar: data.TensorDomain) -> None:
+def test_a_folder_begun_from_something_else_is_refused(tmp_path: Path, cifar: TensorDomain) -> None:
     write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
     with pytest.raises(_errors.DataError, match=r"begun from something else \(seed 0, now 1\); needed.*another folder"):
         write_cifar_c(cifar, tmp_path, ("contrast",), seed=1, quiet=True)
@@ -80,13 +82,13 @@ def test_a_folder_begun_from_something_else_is_refused(tmp_path: Path, cifar: da
         write_cifar_c(cifar.select(range(5)), tmp_path, ("contrast",), quiet=True)
 
 
-def test_a_misspelt_corruption_stops_before_the_first_file(tmp_path: Path, cifar: data.TensorDomain) -> None:
+def test_a_misspelt_corruption_stops_before_the_first_file(tmp_path: Path, cifar: TensorDomain) -> None:
     with pytest.raises(_errors.OptionError, match="Did you mean 'contrast'"):
         write_cifar_c(cifar, tmp_path / "new", ("fog", "contrasst"), quiet=True)
     assert not (tmp_path / "new").exists()
 
 
-def test_imagenet_c_is_the_published_tree(tmp_path: Path, imagenet: data.FileDomain) -> None:
+def test_imagenet_c_is_the_published_tree(tmp_path: Path, imagenet: FileDomain) -> None:
     out = tmp_path / "out"
     written = write_imagenet_c(imagenet, out, ("gaussian_noise",), severities=(1, 5), quiet=True)
     assert written.made == ("gaussian_noise/1", "gaussian_noise/5")
@@ -102,7 +104,7 @@ def test_imagenet_c_is_the_published_tree(tmp_path: Path, imagenet: data.FileDom
     assert len(data.imagenet_c(out, "gaussian_noise", 5)) == 6
 
 
-def test_imagenet_c_continues_and_names_what_it_cannot_read(tmp_path: Path, imagenet: data.FileDomain) -> None:
+def test_imagenet_c_continues_and_names_what_it_cannot_read(tmp_path: Path, imagenet: FileDomain) -> None:
     out = tmp_path / "out"
     write_imagenet_c(imagenet, out, ("contrast",), severities=(2,), quiet=True)
     whole = (out / "contrast/2/1/b.JPEG").read_bytes()
@@ -121,7 +123,7 @@ def test_imagenet_c_continues_and_names_what_it_cannot_read(tmp_path: Path, imag
     assert (again.made, again.skipped) == ((), ("0/a.JPEG",))
 
 
-def test_a_broken_image_does_not_change_the_noise_of_the_next(tmp_path: Path, imagenet: data.FileDomain) -> None:
+def test_a_broken_image_does_not_change_the_noise_of_the_next(tmp_path: Path, imagenet: FileDomain) -> None:
     write_imagenet_c(imagenet, tmp_path / "whole", ("shot_noise",), severities=(3,), quiet=True)
     (tmp_path / "val/0/a.png").write_bytes(b"not a picture")
     with pytest.warns(UserWarning, match="could not be read"):
@@ -130,12 +132,12 @@ def test_a_broken_image_does_not_change_the_noise_of_the_next(tmp_path: Path, im
         assert path.read_bytes() == (tmp_path / "whole" / path.relative_to(tmp_path / "less")).read_bytes()
 
 
-def test_progress_is_shown(tmp_path: Path, cifar: data.TensorDomain, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown(tmp_path: Path, cifar: TensorDomain, capsys: pytest.CaptureFixture[str]) -> None:
     write_cifar_c(cifar, tmp_path, ("contrast",))
     assert "contrast" in capsys.readouterr().out
 
 
-def test_the_contact_sheet_is_a_png_of_all(tmp_path: Path, cifar: data.TensorDomain) -> None:
+def test_the_contact_sheet_is_a_png_of_all(tmp_path: Path, cifar: TensorDomain) -> None:
     if importlib.util.find_spec("imagecorruptions") is None:
         pytest.skip("the frost pictures come with the wheel imagecorruptions, which is not installed")
     with pil.open(contact_sheet(cifar.images[0], tmp_path / "docs" / "sheet.png")) as sheet:
@@ -145,10 +147,10 @@ def test_the_contact_sheet_is_a_png_of_all(tmp_path: Path, cifar: data.TensorDom
         contact_sheet(cifar.images, tmp_path / "sheet.png")
 
 
-def test_other_files_of_the_same_names_are_noticed(tmp_path: Path, imagenet: data.FileDomain) -> None:
+def test_other_files_of_the_same_names_are_noticed(tmp_path: Path, imagenet: FileDomain) -> None:
     out, todo = tmp_path / "out", ("contrast",)
     write_imagenet_c(imagenet, out, todo, severities=(1,), quiet=True)
-    other = imagenet.prepared(data.Preprocess(resize=72, crop=64))
+    other = imagenet.prepared(Preprocess(resize=72, crop=64))
     with pytest.raises(_errors.DataError, match=r"framing .*'crop': 70.*'crop': 64"):
         write_imagenet_c(other, out, todo, quiet=True)
     with pytest.raises(_errors.DataError, match=r"begun from something else \(device cpu, now cuda\)"):
@@ -159,7 +161,7 @@ def test_other_files_of_the_same_names_are_noticed(tmp_path: Path, imagenet: dat
         write_imagenet_c(imagenet, out, todo, quiet=True)
 
 
-def test_a_note_of_an_older_run_is_gone_on_with(tmp_path: Path, cifar: data.TensorDomain) -> None:
+def test_a_note_of_an_older_run_is_gone_on_with(tmp_path: Path, cifar: TensorDomain) -> None:
     write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
     note = json.loads((tmp_path / "undrift.json").read_text())
     assert note["device"] == "cpu"
@@ -169,23 +171,23 @@ def test_a_note_of_an_older_run_is_gone_on_with(tmp_path: Path, cifar: data.Tens
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b'{"skipped": 3}'])
-def test_a_damaged_note_is_named(tmp_path: Path, cifar: data.TensorDomain, content: bytes) -> None:
+def test_a_damaged_note_is_named(tmp_path: Path, cifar: TensorDomain, content: bytes) -> None:
     (tmp_path / "undrift.json").write_bytes(content)
     with pytest.raises(_errors.DataError, match=r"undrift\.json is damaged .*needed: the note .*another folder"):
         write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
 
 
-def test_images_that_cannot_be_corrupted_leave_no_folder(tmp_path: Path, cifar: data.TensorDomain) -> None:
-    grey = data.TensorDomain("grey", cifar.images[:, :1], cifar.labels)
+def test_images_that_cannot_be_corrupted_leave_no_folder(tmp_path: Path, cifar: TensorDomain) -> None:
+    grey = TensorDomain("grey", cifar.images[:, :1], cifar.labels)
     with pytest.raises(_errors.DataError, match=r"shape \(6, 1, 32, 32\); needed: N×3×H×W"):
         write_cifar_c(grey, tmp_path / "out", ("contrast",), quiet=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_class_folders_need_not_be_utf8(tmp_path: Path, imagenet: data.FileDomain) -> None:
+def test_class_folders_need_not_be_utf8(tmp_path: Path, imagenet: FileDomain) -> None:
     odd = os.fsdecode(b"caf\xe9")
     (tmp_path / "val/0").rename(tmp_path / odd)
     sources = tuple(FileSource(str(path)) for path in sorted((tmp_path / odd).iterdir()))
-    domain = data.FileDomain("odd", sources, torch.zeros(2, dtype=torch.long), (odd,), imagenet.preprocess)
+    domain = FileDomain("odd", sources, torch.zeros(2, dtype=torch.long), (odd,), imagenet.preprocess)
     write_imagenet_c(domain, tmp_path / "out", ("contrast",), severities=(1,), quiet=True)
     assert len(list((tmp_path / "out/contrast/1" / odd).iterdir())) == 2

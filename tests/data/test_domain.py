@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from undrift import data
+import undrift.images
 from undrift._errors import DataError, OptionError
+from undrift.images import TensorDomain, shuffle, split
 
 
 @pytest.fixture
 def domain():
     images = torch.arange(10, dtype=torch.uint8).view(10, 1, 1, 1).expand(10, 3, 2, 2)
-    return data.TensorDomain("ten", images, torch.arange(10), tuple("abcdefghij"))
+    return TensorDomain("ten", images, torch.arange(10), tuple("abcdefghij"))
 
 
 def seen(batches):
@@ -42,26 +43,26 @@ def test_names_say_where_an_image_was_before_it_was_moved(domain):
 
 @pytest.mark.parametrize(("held_out", "count"), [(0.1, 1), (0.2, 2)])
 def test_split_is_fixed_and_complete(domain, held_out, count):
-    train, held = data.split(domain, held_out)
+    train, held = split(domain, held_out)
     assert len(held) == count
     assert sorted(train.labels.tolist() + held.labels.tolist()) == list(range(10))
-    assert torch.equal(data.split(domain, held_out)[1].labels, held.labels)
-    assert not torch.equal(data.split(domain, held_out, seed=5)[0].labels, train.labels)
+    assert torch.equal(split(domain, held_out)[1].labels, held.labels)
+    assert not torch.equal(split(domain, held_out, seed=5)[0].labels, train.labels)
 
 
 @pytest.mark.parametrize("held_out", [0.0, 1.0, 0.01])
 def test_split_with_an_empty_side_is_refused(domain, held_out):
     with pytest.raises(OptionError, match=r"held_out=.* leaves .* needed: at least one of each"):
-        data.split(domain, held_out)
+        split(domain, held_out)
 
 
 def test_shuffle_is_a_fixed_permutation(domain):
-    assert torch.equal(data.shuffle(domain, 3).labels, data.shuffle(domain, 3).labels)
-    assert data.shuffle(domain, 3).labels.tolist() != list(range(10))
+    assert torch.equal(shuffle(domain, 3).labels, shuffle(domain, 3).labels)
+    assert shuffle(domain, 3).labels.tolist() != list(range(10))
 
 
 def test_without_labels_there_are_no_labelled_batches(domain):
-    bare = data.TensorDomain("bare", domain.images)
+    bare = TensorDomain("bare", domain.images)
     with pytest.raises(DataError, match="bare has no labels; needed: one an image"):
         bare.batches(2)
     assert len(list(bare.named_batches(5))) == 2
@@ -74,5 +75,5 @@ def test_batches_of_nothing_are_refused_and_an_empty_choice_is_empty(domain):
 
 
 def test_surface_is_there():
-    assert len(data.__all__) == len(set(data.__all__))
-    assert all(hasattr(data, name) for name in data.__all__)
+    assert len(undrift.images.__all__) == len(set(undrift.images.__all__))
+    assert all(hasattr(undrift.images, name) for name in undrift.images.__all__)

@@ -4,9 +4,10 @@ import tarfile
 
 import pytest
 
-from undrift import data
 from undrift._errors import DataError, OptionError
-from undrift.data.preprocess import Preprocess
+from undrift.images import IMAGENET
+from undrift.images.preprocess import Preprocess
+from undrift_bench import data
 
 SYNSETS = [f"n{index:08d}" for index in range(1000)]
 SMALL = Preprocess(resize=(8, 8))
@@ -23,7 +24,7 @@ def test_synsets_are_labelled_by_their_place(tmp_path):
     for root in (tmp_path, tmp_path / "val"):
         domain = data.imagenet(root)
         assert len(domain) == len(domain.class_names) == 1000
-        assert domain.preprocess == data.IMAGENET
+        assert domain.preprocess == IMAGENET
         for source, label in zip(domain.sources[:20], domain.labels[:20].tolist(), strict=True):
             assert SYNSETS[label] in source.name
     (tmp_path / "val" / SYNSETS[5] / "1.JPEG").unlink()
@@ -39,7 +40,7 @@ def test_index_folders_are_their_own_labels(tmp_path, plant):
         tar.add(tmp_path / "tree", ".")
     archive = data.imagenet(tmp_path, seed=None)
     assert archive.labels.tolist() == [0, 2, 10, 999]
-    assert archive.preprocess == data.IMAGENET.without_resize()
+    assert archive.preprocess == IMAGENET.without_resize()
     assert [source.name[-6:] for source in archive.sources] == [source.name[-6:] for source in domain.sources]
     assert data.imagenet(tmp_path / "val5k.tar").labels.tolist() != [0, 2, 10, 999]
 

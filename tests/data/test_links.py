@@ -6,7 +6,7 @@ import tarfile
 import pytest
 import torch
 
-from undrift import data
+import undrift
 from undrift._errors import UndriftWarning
 
 
@@ -32,7 +32,7 @@ def test_a_link_in_a_tar_is_the_image_that_it_leads_to(tmp_path, picture, kind):
         tar.addfile(link("dog/chain.png", "./dog/early.png", "early.png"))
         tar.addfile(link("dog/lost.png", "gone.png", "gone.png"))
         tar.addfile(link("dog/round.png", "dog/round.png", "round.png"))
-    domain = data.images(path)
+    domain = undrift.images.domain(path)
     members = ["dog/early.png", "cat/2.png", "dog/chain.png", "dog/lost.png", "dog/round.png"]
     assert names(domain, path) == members
     with pytest.warns(UndriftWarning, match=r"2 of 5 images"):
@@ -49,7 +49,7 @@ def test_a_tar_of_hard_linked_files_is_the_same_as_its_folder(tmp_path, plant):
     (root / "b" / "soft.png").symlink_to("../a/1.png")
     with tarfile.open(tmp_path / "tree.tar", "w") as tar:
         tar.add(root, ".")
-    folder, archive = (data.images(place).hold() for place in (root, tmp_path / "tree.tar"))
+    folder, archive = (undrift.images.domain(place).hold() for place in (root, tmp_path / "tree.tar"))
     assert len(folder) == len(archive) == 6
     order = sorted(range(6), key=lambda place: archive.names[place])
     assert torch.equal(archive.images[order], folder.images)
@@ -61,11 +61,11 @@ def test_links_to_folders_are_followed_once_and_hidden_folders_left_out(tmp_path
     (root / "b" / "linked").symlink_to(tmp_path / "elsewhere")
     (root / "a" / "round").symlink_to(root)
     (root / "b" / "dangling.png").symlink_to("nowhere.png")
-    domain = data.images(root)
+    domain = undrift.images.domain(root)
     assert names(domain, root) == ["a/0.png", "b/dangling.png", "b/linked/deep/0.png"]
     with pytest.warns(UndriftWarning, match=r"1 of 3 images .*dangling\.png .*No such file"):
         domain.hold()
-    assert len(data.images(root / ".cache")) == 1  # asked for
+    assert len(undrift.images.domain(root / ".cache")) == 1  # asked for
 
 
 def test_a_link_beside_its_target_renames_nothing(tmp_path, plant):
@@ -76,15 +76,15 @@ def test_a_link_beside_its_target_renames_nothing(tmp_path, plant):
         (root / "current").unlink(missing_ok=True)
         (root / "current").symlink_to(target)
         expected = ["archive/0.png", "day1/0.png", "day2/0.png"]
-        assert names(data.images(root), root) == expected
-        assert names(data.images(tmp_path / "same"), tmp_path / "same") == expected
+        assert names(undrift.images.domain(root), root) == expected
+        assert names(undrift.images.domain(tmp_path / "same"), tmp_path / "same") == expected
 
 
 def test_a_tar_in_one_hidden_folder_is_read(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for member in (".data/a.png", ".data/b/c.png", ".data/.cache/d.png", ".data/._a.png", ".data"):
             tar.addfile(tarfile.TarInfo(member))
-    assert names(data.images(tmp_path / "a.tar"), tmp_path / "a.tar") == [".data/a.png", ".data/b/c.png"]
+    assert names(undrift.images.domain(tmp_path / "a.tar"), tmp_path / "a.tar") == [".data/a.png", ".data/b/c.png"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
@@ -92,7 +92,7 @@ def test_a_pipe_is_broken_and_not_waited_for(tmp_path, plant):
     root = plant(tmp_path / "root", ["a"])
     os.mkfifo(root / "a" / "pipe.png")
     with pytest.warns(UndriftWarning, match=r"1 of 2 images .*pipe\.png \(not a regular file\)"):
-        assert len(data.images(root).hold(workers=0)) == 1
+        assert len(undrift.images.domain(root).hold(workers=0)) == 1
 
 
 def test_a_linked_folder_of_a_tar_is_left_out_and_said(tmp_path, plant):
@@ -104,6 +104,6 @@ def test_a_linked_folder_of_a_tar_is_left_out_and_said(tmp_path, plant):
     with tarfile.open(path, "w") as tar:
         tar.add(root, ".")
     with pytest.warns(UndriftWarning, match=r"links to folders.*dog to \.store/d1.*needed.*--dereference") as said:
-        assert len(data.images(path)) == 1
+        assert len(undrift.images.domain(path)) == 1
     assert "bird to ../elsewhere" in str(said[0].message)
     assert "notes.txt" not in str(said[0].message)

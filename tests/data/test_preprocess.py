@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from undrift._errors import DataError, OptionError
-from undrift.data import IMAGENET, SHOT, Preprocess
-from undrift.data.preprocess import GREY, RAW
+from undrift.images import IMAGENET, SHOT, Preprocess
+from undrift.images.preprocess import GREY, RAW
 
 
 @pytest.fixture

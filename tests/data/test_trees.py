@@ -5,13 +5,13 @@ import tarfile
 import pytest
 import torch
 
-from undrift import data
 from undrift._errors import DataError, OptionError, UndriftWarning
-from undrift.data._office31 import CLASSES as OFFICE_31
-from undrift.data._office_home import CLASSES as OFFICE_HOME
-from undrift.data._pacs import PACS
-from undrift.data._tree import read_classes
-from undrift.data.preprocess import Preprocess
+from undrift.images.preprocess import Preprocess
+from undrift.images.tree import read_classes
+from undrift_bench import data
+from undrift_bench.data.office_31 import CLASSES as OFFICE_31
+from undrift_bench.data.officehome import CLASSES as OFFICE_HOME
+from undrift_bench.data.pacs_domains import PACS
 
 SMALL = Preprocess(resize=(8, 8))
 LOADERS = {"office31": (data.office31, OFFICE_31), "office_home": (data.office_home, OFFICE_HOME)}

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from undrift import data
+import undrift
 from undrift._errors import DataError, OptionError
-from undrift.data import _workers
-from undrift.data._workers import FEW, items_of, usual_workers
+from undrift.images import Domain, workers
+from undrift.images.workers import FEW, items_of, usual_workers
 
 
 @pytest.fixture
-def domain(tmp_path: Path) -> data.Domain:
+def domain(tmp_path: Path) -> Domain:
     """Return forty images."""
     np.save(tmp_path / "forty.npy", np.zeros((40, 4, 4, 3), np.uint8))
-    return data.images(tmp_path / "forty.npy")
+    return undrift.images.domain(tmp_path / "forty.npy")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-def test_a_killed_worker_is_three_facts_where_it_is_waited_for(domain: data.Domain) -> None:
+def test_a_killed_worker_is_three_facts_where_it_is_waited_for(domain: Domain) -> None:
     batches = iter(domain.named_batches(2, workers=1))
     next(batches)
     (worker,) = multiprocessing.active_children()
@@ -39,11 +39,11 @@ def test_a_killed_worker_is_three_facts_where_it_is_waited_for(domain: data.Doma
     assert len(list(domain.named_batches(2, workers=1))) == 20  # others are not touched by it
 
 
-def test_a_batch_without_room_in_shared_memory_is_said(domain: data.Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_without_room_in_shared_memory_is_said(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
 
-    monkeypatch.setattr(_workers, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
+    monkeypatch.setattr(workers, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
     with pytest.raises(DataError, match=r"could not hand over a batch \(unable .* room for their batches in /dev/shm"):
         list(domain.named_batches(2, workers=0))
@@ -64,9 +64,9 @@ def test_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_none_decode_where_the_environment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "many.npy", np.zeros((FEW, 4, 4, 3), np.uint8))
-    batches = data.images(tmp_path / "many.npy").named_batches(64)
+    batches = undrift.images.domain(tmp_path / "many.npy").named_batches(64)
     monkeypatch.setenv("UNDRIFT_WORKERS", "0")
-    alone = data.images(tmp_path / "many.npy").named_batches(64)
+    alone = undrift.images.domain(tmp_path / "many.npy").named_batches(64)
     counts = []
     for each in (batches, alone):
         going = iter(each)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import undrift
 from support import images
-from undrift.data.preprocess import IMAGENET
+from undrift.images.preprocess import IMAGENET
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.views import View, seen
 

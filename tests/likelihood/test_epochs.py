@@ -10,13 +10,13 @@ import undrift
 from offline_support import network
 from support import images
 from undrift import methods
-from undrift._step import Stepper
 from undrift._types import Batches, Step
 from undrift.likelihood import Nrc, Shot
 from undrift.likelihood import shot as shot_module
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.shot import pseudo_labels
-from undrift.scheme import perturb_plain
+from undrift.loop.step import Stepper
+from undrift.posterior.scheme import perturb_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")  # nobody trained this network
 Looked = list[tuple[Tensor, Tensor]]

@@ -128,7 +128,7 @@ def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
     shot = Shot()
     shot.refresh(model, lambda: iter(domain()))
     assert len(calls) == len(domain())  # they are the source's: one look
-    state, step = undrift._adapted.snapshot(model), int(model.key.step)
+    state, step = undrift.posterior.state.snapshot(model), int(model.key.step)
     model(images(12))
     kept, policy = snapshot(model.net), model.norms[0]
     calls.clear()
@@ -145,16 +145,16 @@ def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
     assert torch.equal(shot.labels, pseudo_labels(features, probs))  # type: ignore[arg-type]
     # Nobody sees what a compiled step does to statistics: it is looked up, each time until it is so.
     compiled = undrift.perturb(convnet().eval(), exclude="8")
-    assert not undrift._adapted.noisy_statistics(compiled)
+    assert not undrift.posterior.state.noisy_statistics(compiled)
     compiled.compile(backend="eager")
     compiled(images(12))
-    assert undrift._adapted.noisy_statistics(compiled)
+    assert undrift.posterior.state.noisy_statistics(compiled)
     # A state that is filled in tells by itself what its statistics are of; so does a network with nothing to draw.
-    undrift._adapted.restore(model, state)
-    assert not undrift._adapted.noisy_statistics(model)
+    undrift.posterior.state.restore(model, state)
+    assert not undrift.posterior.state.noisy_statistics(model)
     nothing = undrift.perturb(convnet(), layers=())
     nothing(images(12))
-    assert not undrift._adapted.noisy_statistics(nothing)
+    assert not undrift.posterior.state.noisy_statistics(nothing)
 
 
 def test_noise_too_small_to_matter_costs_no_second_look() -> None:

@@ -12,7 +12,7 @@ import undrift
 from axes_support import batches, network, same, state
 from support import images
 from undrift import methods
-from undrift.data import Preprocess
+from undrift.images import Preprocess
 from undrift.perturb import remove
 
 

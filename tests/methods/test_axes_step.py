@@ -7,7 +7,7 @@ import undrift
 from axes_support import batches, network
 from support import images
 from undrift._types import Keeper, Step, named_learnables
-from undrift.optimise import make_optimiser
+from undrift.loop.optimise import make_optimiser
 
 
 def test_a_likelihood_that_asks_nothing_makes_no_step() -> None:

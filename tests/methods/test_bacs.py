@@ -12,11 +12,11 @@ import undrift
 from prepared_support import UNTRAINED, small
 from support import images, same, snapshot
 from undrift import methods
-from undrift.data import TensorDomain
+from undrift.answer.prediction import Prediction
+from undrift.answer.together import mean_prediction, together
+from undrift.images import TensorDomain
 from undrift.keep import Moments, Posterior
-from undrift.prediction import Prediction
-from undrift.together import mean_prediction, together
-from undrift.train import TrainOptions, collect_moments
+from undrift_bench.train import TrainOptions, collect_moments
 
 
 def test_moments_are_mean_and_variance_of_the_iterates(tmp_path: Path) -> None:

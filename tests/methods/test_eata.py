@@ -13,7 +13,7 @@ import undrift
 from online_support import batches, close, entropies, network, trained, twin
 from support import convnet, images
 from undrift import methods
-from undrift.data import TensorDomain
+from undrift.images import TensorDomain
 from undrift.keep import Fisher
 
 CLEAN = images(20, 9).double()

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import undrift
 from support import images, same, snapshot
-from undrift._adapted import snapshot as adapted_state
-from undrift.zoo import masked, masks_of
+from undrift.posterior.state import snapshot as adapted_state
+from undrift_bench.zoo import masked, masks_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning"),

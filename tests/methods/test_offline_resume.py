@@ -11,11 +11,11 @@ from torch import Tensor
 import undrift
 from offline_support import network
 from support import images, same
-from undrift._adapted import snapshot as adapted_state
 from undrift._types import Step
 from undrift.keep import MaskedGradients
 from undrift.likelihood import Aad, Gsfda, Hcl, Nrc
 from undrift.likelihood import gsfda as gsfda_module
+from undrift.posterior.state import snapshot as adapted_state
 
 # Untrained networks on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = [

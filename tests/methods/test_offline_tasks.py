@@ -3,11 +3,11 @@
 import pytest
 
 from undrift import methods
-from undrift.bench.offline import Offline
-from undrift.bench.offline_report import _notes
-from undrift.bench.offline_rows import OF_A_TASK
-from undrift.bench.offline_sets import SETS
-from undrift.bench.request import Request
+from undrift_bench.bench.harness.request import Request
+from undrift_bench.bench.offline.benchmark import Offline
+from undrift_bench.bench.offline.report import _notes
+from undrift_bench.bench.offline.rows import OF_A_TASK
+from undrift_bench.bench.offline.sets import SETS
 
 
 def neighbours(dataset: str, row: str, tiny: bool = False) -> dict[str, tuple[int, int]]:

@@ -11,9 +11,9 @@ import undrift
 from online_support import NORM_AFFINE, batches, network
 from support import images, same, snapshot
 from undrift import methods
-from undrift._streaming import Stream
-from undrift.data import Preprocess
+from undrift.images import Preprocess
 from undrift.likelihood import Cotta, Roid
+from undrift.loop.streaming import Stream
 
 NAMES = ["eta", "eata", "sar", "roid", "cotta", "vmp-roid", "vmp-roid:paper", "vmp-roid:released"]
 IMAGENET = ["eta:imagenet", "eata:imagenet", "sar:imagenet", "roid:imagenet", "cotta:imagenet", "vmp-roid:imagenet"]

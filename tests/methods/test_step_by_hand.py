@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import undrift
 from online_support import batches, close, entropies, network, trained, twin
 from support import images, same
-from undrift._adapted import snapshot
-from undrift._streaming import Stream
+from undrift.loop.streaming import Stream
+from undrift.posterior.state import snapshot
 
 NOISY = ("0", "3", "7")  # the layers of `smooth` that have weights
 

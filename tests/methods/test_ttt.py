@@ -49,7 +49,7 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_views_are_padded_with_what_black_is_to_the_network() -> None:
-    how = undrift.data.Preprocess(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5))
+    how = undrift.images.Preprocess(mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.5))
     model = undrift.perturb(small(), methods.get("ttt").options, preprocess=how)
     seen: list[Tensor] = []
     model.net.conv1.register_forward_hook(lambda _m, args, _output: seen.append(args[0]))  # type: ignore[union-attr]

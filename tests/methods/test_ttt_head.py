@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+import undrift_bench.train
 from prepared_support import UNTRAINED, Fixed, Small, small
 from support import images
-from undrift import zoo
-from undrift.data import TensorDomain
+from undrift.images import TensorDomain
 from undrift.likelihood.second_head import After, find_split, rotation_head
-from undrift.train import TrainOptions, train_rotation
-from undrift.train._rotation import WithRotation
-from undrift.train._schedule import factor
+from undrift_bench import zoo
+from undrift_bench.train import TrainOptions, train_rotation
+from undrift_bench.train.rotation import WithRotation
+from undrift_bench.train.schedule import factor
 
 
 def test_what_comes_after_the_split_is_the_networks_own() -> None:
@@ -62,7 +63,7 @@ def test_source_training_with_the_rotation_loss(tmp_path: Path) -> None:
     out = tmp_path / "ttt.safetensors"
     trained = train_rotation(domain, out, options, device="cpu", progress=False)
     assert sorted(p.name for p in tmp_path.glob("*.safetensors")) == ["ttt.head.safetensors", "ttt.safetensors"]
-    net, header = undrift.train.load_source(out)
+    net, header = undrift_bench.train.load_source(out)
     assert (header.network, header.class_names) == ("resnet26_gn", ("a", "b"))
     x = torch.rand(2, 3, 8, 8)
     assert torch.equal(net(x), trained.network(x))

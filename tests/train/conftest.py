@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from undrift.data import TensorDomain
-from undrift.data.preprocess import GREY
-from undrift.train import TrainOptions, train_preset
+from undrift.images import TensorDomain
+from undrift.images.preprocess import GREY
+from undrift_bench.train import TrainOptions, train_preset
 
 NAMES = ("left", "right", "top", "bottom")
 

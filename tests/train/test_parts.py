@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import undrift
-from undrift.data import SHOT, TensorDomain
-from undrift.train import TrainOptions, read_header, train_preset, train_source
-from undrift.train._frames import Normalise, Views, cut, draw, frames
-from undrift.train._loop import Loop
-from undrift.train._schedule import factor, make_optimiser, set_rate
-from undrift.train.options import PRESETS
+from undrift.images import SHOT, TensorDomain
+from undrift_bench.train import TrainOptions, read_header, train_preset, train_source
+from undrift_bench.train.epoch import Loop
+from undrift_bench.train.frames import Normalise, Views, cut, draw, frames
+from undrift_bench.train.options import PRESETS
+from undrift_bench.train.schedule import factor, make_optimiser, set_rate
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from torch import nn
 
 import undrift
 from support import same
-from undrift import data, zoo
-from undrift.data import SHOT, FileDomain, TensorDomain
-from undrift.train import TrainOptions, load_source, read_header, train_preset, train_source
+from undrift.images import SHOT, FileDomain, Preprocess, TensorDomain, split
+from undrift_bench import zoo
+from undrift_bench.train import TrainOptions, load_source, read_header, train_preset, train_source
 
 HERE = Path(__file__).parent
 
@@ -46,7 +46,7 @@ def test_it_learns_and_the_file_knows_itself(domain: TensorDomain, quick: TrainO
     assert same(network.state_dict(), zoo.load("digits", result.path).state_dict())
     assert same(network.state_dict(), result.network.state_dict())
     # The held-out images can be made again, and give the accuracy that the file states.
-    _, held = data.split(domain, 0.2, seed=0)
+    _, held = split(domain, 0.2, seed=0)
     images, labels = next(iter(held.batches(len(held))))
     assert (network(images).argmax(1) == labels).float().mean().item() == pytest.approx(result.accuracy)
 
@@ -71,8 +71,8 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {here!r})
 from conftest import bars
-from undrift import zoo
-from undrift.train import train_preset, train_source
+from undrift_bench import zoo
+from undrift_bench.train import train_preset, train_source
 import torch
 
 torch.set_num_threads(1)
@@ -215,7 +215,7 @@ def photos(root: Path, count: int = 16) -> FileDomain:
         place.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20 + index, 30), (40 * (index % 2), 9 * index, 100)).save(place)
     paths = sorted(root.rglob("*.png"))
-    from undrift.data._sources import FileSource
+    from undrift.images.sources import FileSource
 
     labels = torch.tensor([int(path.parent.name == "dog") for path in paths])
     return FileDomain("photos", tuple(FileSource(str(path)) for path in paths), labels, ("cat", "dog"), SHOT)
@@ -236,7 +236,7 @@ def test_files_of_any_size_train_shot_style(tmp_path: Path) -> None:
 
 
 def test_the_v1_layout_stays_in_the_file(tmp_path: Path) -> None:
-    from undrift.train._source import SourceHeader, write_source
+    from undrift_bench.train.source_file import SourceHeader, write_source
 
     net = zoo.build("shot_resnet50_v1", 2)
     header = SourceHeader("shot_resnet50_v1", ("cat", "dog"), SHOT, "photos", 13, 0.5, 1, 0, {})
@@ -263,7 +263,7 @@ def test_what_cannot_be_trained_gets_three_facts(domain: TensorDomain, quick: Tr
     wrong(r"labels from 0 to 3 and 2 class names", replace(domain, class_names=("a", "b")))
     wrong(r"same classes in the same order", validation=replace(domain, class_names=("a", "b", "c", "d")))
     wrong("fewer than one batch of 200", options=quick.replace(batch_size=200))
-    wrong("digits takes 1", replace(domain, images=domain.images.expand(-1, 3, -1, -1), preprocess=data.Preprocess()))
+    wrong("digits takes 1", replace(domain, images=domain.images.expand(-1, 3, -1, -1), preprocess=Preprocess()))
     wrong(r"returns \(1, 7\) for one image.*classes=4", network=zoo.build("digits", 7))
     wrong("the zoo has no network 'digit'", options=quick.replace(network="digit"))
     wrong("without weights of its backbone", options=quick.replace(network="shot_resnet50"))

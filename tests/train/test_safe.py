@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import undrift
-from undrift.data import FileDomain, Preprocess, TensorDomain
-from undrift.data._sources import FileSource
-from undrift.train import TrainOptions, train_source
+import undrift_bench.train
+from undrift.images import FileDomain, Preprocess, TensorDomain
+from undrift.images.sources import FileSource
+from undrift_bench.train import TrainOptions, train_source
 
 from .test_run import Tiny, interrupt, photos
 
@@ -47,7 +48,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_warning(
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync(handle)
 
-    monkeypatch.setattr("undrift._atomic.os.fsync", full)
+    monkeypatch.setattr("undrift.system.atomic.os.fsync", full)
     with pytest.warns(undrift.UndriftWarning, match=r"a\.checkpoint\.pt, .*No space left.*needed: room") as said:
         result = train_source(domain, tmp_path / "a.safetensors", quick, progress=False)
     assert len(said) == 1
@@ -81,7 +82,9 @@ def test_other_images_of_the_same_labels_are_another_run(
 
 def test_other_files_of_the_same_names_are_another_run(tmp_path: Path) -> None:
     domain, out = photos(tmp_path / "photos"), tmp_path / "a.safetensors"
-    options = undrift.train_preset("shot").replace(epochs=2, batch_size=6, held_out=0.2, checkpoint_seconds=0.0)
+    options = undrift_bench.train.train_preset("shot").replace(
+        epochs=2, batch_size=6, held_out=0.2, checkpoint_seconds=0.0
+    )
 
     def watch(row: object) -> None:
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from undrift.zoo import compensate, mask_scale, masked, masked_loss, masks_of
+from undrift_bench.zoo import compensate, mask_scale, masked, masked_loss, masks_of
 
 
 class Net(nn.Module):

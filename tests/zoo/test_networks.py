@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from undrift import zoo
+from undrift_bench import zoo
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

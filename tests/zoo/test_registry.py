@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from undrift import zoo
 from undrift._errors import DataError, OptionError
+from undrift_bench import zoo
 
 
 class Payload:

@@ -1,8 +1,8 @@
-"""The command line: `undrift COMMAND`, one file a command. docs/cli.md shows each with an example.
+"""The command line: `undrift COMMAND`, one file a command. docs/reference/cli.md shows each with an example.
 
-Read `_app.py` first: it names the commands and turns their outcomes into exit codes.
+Read `app.py` first: it names the commands and turns their outcomes into exit codes.
 """
 
-from undrift.cli._app import main
+from undrift.cli.app import main
 
 __all__ = ["main"]

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from undrift._errors import OptionError
-from undrift.cli._flags import takes
-from undrift.cli._images import Root, hold_if_small, skipped_of
-from undrift.cli._likelihood import LikelihoodFlags
-from undrift.cli._method import MethodName, Settings, choose
-from undrift.cli._model import ModelFlags
-from undrift.cli._online import open_both, perturbed_afresh
-from undrift.cli._places import Force, alone, beside
-from undrift.cli._session import Session, command
+from undrift.cli.flags import takes
+from undrift.cli.image_arguments import Root, hold_if_small, skipped_of
+from undrift.cli.likelihood_arguments import LikelihoodFlags
+from undrift.cli.method_arguments import MethodName, Settings, choose
+from undrift.cli.model_arguments import ModelFlags
+from undrift.cli.opened import open_both, perturbed_afresh
+from undrift.cli.output_paths import Force, alone, beside
+from undrift.cli.session import Session, command
 from undrift.options import Options
 
 
@@ -58,7 +58,7 @@ def run(
     import torch
 
     from undrift.adapt import adapt
-    from undrift.file import save
+    from undrift.packs.file import save
 
     which = _keep(keep)
     chosen = choose("adapt", method, settings, preset, options, likelihood, seed)

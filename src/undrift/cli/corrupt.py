@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undrift._errors import DataError, OptionError
-from undrift.cli._images import Root, data_set, first_images
-from undrift.cli._places import Force, claim
-from undrift.cli._session import Session, command
+from undrift.cli.image_arguments import Root, data_set, first_images
+from undrift.cli.output_paths import Force, claim
+from undrift.cli.session import Session, command
 
 if TYPE_CHECKING:
-    from undrift.data import Domain
+    from undrift.images import Domain
 
 
 @command
@@ -48,11 +48,11 @@ def run(
 
     Example: undrift corrupt cifar10 --root data --out CIFAR-10-C --name fog --name frost
     """
-    from undrift.data import TensorDomain, imagenet
-    from undrift.data import images as plain_images
-    from undrift.data.corrupt import CORRUPTIONS, SEVERITIES, contact_sheet, write_cifar_c, write_imagenet_c
-    from undrift.data.corrupt._files import check_names, note_sheet, read_note
-    from undrift.train._checks import pick_device
+    from undrift.images import TensorDomain
+    from undrift.images import domain as plain_images
+    from undrift.images.corrupt import CORRUPTIONS, SEVERITIES, contact_sheet, write_cifar_c, write_imagenet_c
+    from undrift.images.corrupt.files import check_names, note_sheet, read_note
+    from undrift.system.device import pick_device
 
     if out is None and sheet is None:
         raise OptionError("neither --out nor --sheet was given; needed: what to write. Name a folder or a picture.")
@@ -67,7 +67,7 @@ def run(
         raise DataError(f"{out} is a file; needed: a folder to fill, which may be new. Choose another name.")
     domain: Domain | None = None if Path(images).exists() else data_set(images, root)
     if domain is None:
-        domain = imagenet(images) if out is not None else plain_images(images)
+        domain = _photographs(images) if out is not None else plain_images(images)
     names = name or CORRUPTIONS
     if out is not None:
         check_names(names, frost)  # before the sheet, whose note begins the folder
@@ -104,6 +104,14 @@ def run(
     return {**result, "folder": out, "made": written.made, "kept": written.kept, "skipped": written.skipped}
 
 
+def _photographs(path: str) -> "Domain":
+    """Return a tree or tar with one folder per class, resized and cropped as ImageNet's images are."""
+    from undrift.cli.label_arguments import tree
+    from undrift.images import IMAGENET
+
+    return data_set("imagenet", Path(path)) or tree(path, IMAGENET)
+
+
 def _silent(session: Session) -> bool:
     # Its bar goes to stdout, where JSON is alone.
     return session.quiet or session.as_json
@@ -112,6 +120,6 @@ def _silent(session: Session) -> bool:
 def _first(domain: "Domain") -> Any:
     import torch
 
-    from undrift.data.preprocess import RAW
+    from undrift.images.preprocess import RAW
 
     return (first_images(domain.prepared(RAW), 1)[0] * 255).round().to(torch.uint8)

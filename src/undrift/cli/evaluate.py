@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undrift._errors import OptionError
-from undrift.cli._flags import takes
-from undrift.cli._images import Root, skipped_of
-from undrift.cli._likelihood import LikelihoodFlags, make_likelihood
-from undrift.cli._model import ModelFlags, open_adapted, open_source, try_out
-from undrift.cli._online import open_perturbed
-from undrift.cli._places import Force, claim
-from undrift.cli._session import Session, command
+from undrift.cli.flags import takes
+from undrift.cli.image_arguments import Root, skipped_of
+from undrift.cli.likelihood_arguments import LikelihoodFlags, make_likelihood
+from undrift.cli.model_arguments import ModelFlags, open_adapted, open_source, try_out
+from undrift.cli.opened import open_perturbed
+from undrift.cli.output_paths import Force, claim
 from undrift.cli.predict import DomainFile, Samples, Temperature, read_temperature
+from undrift.cli.session import Session, command
 from undrift.options import Options
 
 if TYPE_CHECKING:
-    from undrift.data import Batches
+    from undrift.images import Batches
     from undrift.predict import Mode
 
 SETTINGS = ("offline", "generalized", "continual")
@@ -67,7 +67,7 @@ def run(
 
     Example: undrift evaluate --target clinic-b/ --weights source.safetensors --domain clinic-b.safetensors
     """
-    from undrift.cli._labels import check_label_range, labelled_images
+    from undrift.cli.label_arguments import check_label_range, labelled_images
     from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
     from undrift.stream import stream
 

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from undrift._errors import OptionError
-from undrift.cli._flags import takes
-from undrift.cli._images import Root, first_images
-from undrift.cli._model import ModelFlags, Opened, open_adapted, open_source
-from undrift.cli._places import Force, claim
-from undrift.cli._session import Session, command
+from undrift.cli.flags import takes
+from undrift.cli.image_arguments import Root, first_images
+from undrift.cli.model_arguments import ModelFlags, Opened, open_adapted, open_source
+from undrift.cli.output_paths import Force, claim
+from undrift.cli.session import Session, command
 
 
 @command
@@ -43,7 +43,7 @@ def run(
 
     Example: undrift export --weights source.safetensors --domain clinic-b.safetensors --out clinic-b-net.safetensors
     """
-    from undrift.export import FORMATS, export
+    from undrift.packs.export import FORMATS, export
 
     weights = model.get("weights")
     claim((out,), force, (domain, None if weights is None else Path(weights)))
@@ -60,7 +60,7 @@ def _example(opened: Opened, path: str | None) -> Any:
     """Return two images, or blank ones of the size that the preprocessing ends in, as the network takes them."""
     import torch
 
-    from undrift._batches import to_device
+    from undrift.posterior.batch import to_device
 
     if path is not None:
         return to_device(first_images(opened.reader.images(path), 2), opened.source.network)

@@ -1,13 +1,18 @@
 """`undrift inspect`: what a file of undrift holds."""
 
 import dataclasses
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undrift.cli._places import Force, claim
-from undrift.cli._session import Session, command
+from undrift.cli.output_paths import Force, claim
+from undrift.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from undrift.cli.extensions import Extension
 
 
 @command
@@ -23,10 +28,10 @@ def run(
 
     Example: undrift inspect clinic-b.safetensors --plot sigma.png
     """
-    from undrift import plots
-    from undrift._domain_file import inspect
     from undrift._errors import DataError
-    from undrift.train import read_header
+    from undrift.cli.extensions import extensions
+    from undrift.judge import plots
+    from undrift.packs.domain_file import inspect
 
     claim((plot,), force, (file,))
     try:
@@ -34,13 +39,11 @@ def run(
     except DataError as error:
         if "undrift_format" not in str(error):
             raise
-        try:
-            header = read_header(file)
-        except DataError:
-            raise error from None
+        facts = _described(file, extensions())
+        if facts is None:
+            raise
         if plot is not None:
             raise DataError(f"{file} is a source model, which has no σ; needed: a domain file for --plot.") from None
-        facts = {**dataclasses.asdict(header), "preprocess": header.preprocess.to_dict()}
         session.say("\n".join(f"{name:<12} {value}" for name, value in facts.items()))
         return {"kind": "source model", **facts}
     if plot is not None:
@@ -61,3 +64,13 @@ def run(
     if plot is not None:
         result["wrote"] = [session.wrote(plot)]
     return result
+
+
+def _described(file: Path, extensions: "Iterable[Extension]") -> dict[str, Any] | None:
+    """Return what the first extension that knows the file says of it."""
+    from undrift._errors import DataError
+
+    for extension in extensions:
+        with suppress(DataError):
+            return extension.describe_file(file)
+    return None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from undrift.cli._session import Session, command
+from undrift.cli.session import Session, command
 
 
 @command

@@ -9,28 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undrift._errors import OptionError, UndriftWarning
-from undrift.cli._answers import (
-    COLUMNS,
-    InMemory,
-    as_dicts,
-    check_ending,
-    check_threshold,
-    csv_lines,
-    rows_of,
-    table_in,
-)
-from undrift.cli._flags import takes
-from undrift.cli._images import Root, skipped_of
-from undrift.cli._model import ModelFlags, open_adapted, open_source, try_out
-from undrift.cli._places import Force, claim
-from undrift.cli._session import Session, command
+from undrift.cli.answers import COLUMNS, InMemory, as_dicts, check_ending, check_threshold, csv_lines, rows_of, table_in
+from undrift.cli.flags import takes
+from undrift.cli.image_arguments import Root, skipped_of
+from undrift.cli.model_arguments import ModelFlags, open_adapted, open_source, try_out
+from undrift.cli.output_paths import Force, claim
+from undrift.cli.session import Session, command
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from undrift._progress import Bar
-    from undrift.data import Domain
+    from undrift.images import Domain
+    from undrift.system.progress import Bar
 
 Samples = Annotated[
     int | None, typer.Option(help="Draws averaged an answer; 0 is the mean network. Default: the file's.", min=0)
@@ -72,8 +63,8 @@ def run(
     """
     import torch
 
-    from undrift._progress import Bar
     from undrift.predict import predict
+    from undrift.system.progress import Bar
 
     weights = model.get("weights")
     check_ending(out)
@@ -135,7 +126,7 @@ def _noting(
 def read_temperature(session: Session, text: str, network: "nn.Module", images: "Domain", few: int = 8) -> float:
     """Return the number that is given, or the one chosen from the first few batches without labels; else 1."""
     if text == "auto":
-        from undrift.temperature import temperature
+        from undrift.answer.temperature import temperature
 
         first = [batch for batch, _ in itertools.islice(images.named_batches(64), few)]
         with warnings.catch_warnings():  # raised, not printed: its advice is not to use what was found

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from undrift._errors import OptionError
-from undrift.cli._answers import check_threshold, rows_of
-from undrift.cli._flags import takes
-from undrift.cli._images import InOrder, Root
-from undrift.cli._likelihood import LikelihoodFlags
-from undrift.cli._method import MethodName, Settings, choose
-from undrift.cli._model import ModelFlags
-from undrift.cli._online import open_both, open_perturbed, perturbed_afresh
-from undrift.cli._places import Force
-from undrift.cli._session import Session, command
-from undrift.cli._signals import stopping_between_batches
+from undrift.cli.answers import check_threshold, rows_of
+from undrift.cli.flags import takes
+from undrift.cli.image_arguments import InOrder, Root
+from undrift.cli.likelihood_arguments import LikelihoodFlags
+from undrift.cli.method_arguments import MethodName, Settings, choose
+from undrift.cli.model_arguments import ModelFlags
+from undrift.cli.opened import open_both, open_perturbed, perturbed_afresh
+from undrift.cli.output_paths import Force
+from undrift.cli.session import Session, command
+from undrift.cli.signals import stopping_between_batches
 from undrift.options import Options, resolve
 
 
@@ -80,10 +80,10 @@ def run(
 
     Example: undrift stream camera/ --weights source.safetensors --answers answers.csv --state camera.state
     """
-    from undrift._gather import between_steps
-    from undrift.cli._resumable import files_of
-    from undrift.cli._stream_state import identity_of
-    from undrift.file import save
+    from undrift.cli.resumable import files_of
+    from undrift.cli.stream_state import identity_of
+    from undrift.loop.gather import between_steps
+    from undrift.packs.file import save
     from undrift.stream import stream
 
     chosen = choose("stream", method, settings, preset, options, likelihood, seed)

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift._adapted import beside_a_step, keeping_noise
-from undrift._batches import images_of, to_device
 from undrift._errors import DataError, OptionError
 from undrift._types import Keeper, named_learnables, named_sources
-from undrift.data import FileDomain, TensorDomain
-from undrift.layers import evaluating
-from undrift.perturb import Perturbed
+from undrift.images import FileDomain, TensorDomain
+from undrift.posterior.batch import images_of, to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import beside_a_step, keeping_noise
 from undrift.predict import finite_rows, forward
 
 
@@ -27,7 +27,7 @@ class Fisher(Keeper):
     with NaN or infinite values are skipped and counted.
 
     Args:
-        source: clean source images: a tensor, an `undrift.data` domain, or batches (a loader; labels are not read).
+        source: clean source images: a tensor, an `undrift.images` domain, or batches (a loader; labels are not read).
         beta: β; 1 on CIFAR, 2000 on ImageNet.
         fisher_images: how many source images to look at, at most.
         fisher_batch: images a batch where `source` is a tensor or a domain; a loader has its own.
@@ -49,7 +49,7 @@ class Fisher(Keeper):
         if isinstance(source, str) or not isinstance(source, Tensor | FileDomain | TensorDomain | Iterable):
             raise DataError(
                 f"source is a {type(source).__name__}; images of the source domain are a tensor or an iterable of "
-                "batches. For a folder use undrift.data.images."
+                "batches. For a folder use undrift.images.domain."
             )
         if not 0 <= beta < float("inf") or fisher_images < 1 or fisher_batch < 1:
             raise OptionError(

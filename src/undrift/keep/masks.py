@@ -3,12 +3,12 @@
 from torch import nn
 
 from undrift._types import Keeper, named_learnables
-from undrift.norm import KINDS
+from undrift.likelihood.masks import masks_of
 from undrift.options import Options
-from undrift.perturb import Perturbed
-from undrift.scheme import resolved
-from undrift.select import matching, plain_name
-from undrift.zoo._gsfda import masks_of
+from undrift.posterior.norm import KINDS
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.scheme import resolved
+from undrift.posterior.select import matching, plain_name
 
 _SHORTCUTS = ("*downsample*", "*shortcut*")
 

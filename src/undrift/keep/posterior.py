@@ -11,12 +11,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from undrift._atomic import write_bytes
 from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftWarning
 from undrift._types import Keeper, named_learnables, named_sources
-from undrift.layers import kernels, per_weight
-from undrift.perturb import Perturbed
-from undrift.select import plain_name
+from undrift.posterior.layers import kernels, per_weight
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.select import plain_name
+from undrift.system.atomic import write_bytes
 
 FORMAT = "1"
 

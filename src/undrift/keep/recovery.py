@@ -7,7 +7,7 @@ import torch
 
 from undrift._errors import OptionError
 from undrift._types import Keeper, named_learnables, named_sources
-from undrift.perturb import Perturbed
+from undrift.posterior.perturbed import Perturbed
 
 
 class Recovery(Keeper):

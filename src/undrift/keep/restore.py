@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from undrift._errors import OptionError
-from undrift._seeded import draw_keys, own_generator
 from undrift._types import Keeper, named_learnables, named_sources
-from undrift.key import normal
-from undrift.perturb import Perturbed
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.seeds import normal
+from undrift.system.seeded import draw_keys, own_generator
 
 
 class Restore(Keeper):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from undrift._errors import UndriftWarning
 from undrift._types import Keeper, named_learnables
-from undrift.perturb import Perturbed
-from undrift.select import matching, plain_name
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.select import matching, plain_name
 
 
 class Still(Keeper):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError
-from undrift._seeded import draw_keys, own_generator
-from undrift.key import normal
 from undrift.likelihood.views import JITTERS, Outside, View, seen
+from undrift.posterior.seeds import normal
+from undrift.system.seeded import draw_keys, own_generator
 
 if TYPE_CHECKING:
-    from undrift.data.preprocess import Preprocess
+    from undrift.images.preprocess import Preprocess
 
 SLACK = 0.02  # rounding and resizing leave [0, 1] by a little
 
@@ -109,7 +109,7 @@ class Augment:
         if low < -SLACK or high > 1 + SLACK:
             raise DataError(
                 f"images have values from {low:.2f} to {high:.2f}; their views are made in [0, 1]. If they were "
-                "normalised, say how: preprocess=undrift.data.Preprocess(mean=…, std=…)."
+                "normalised, say how: preprocess=undrift.images.Preprocess(mean=…, std=…)."
             )
         self._looked = True
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from undrift._errors import OptionError
 from undrift._types import Refreshing, Step
 from undrift.likelihood.wrap import as_likelihood, one_number
-from undrift.perturb import Perturbed
+from undrift.posterior.perturbed import Perturbed
 
 
 class Consistency:

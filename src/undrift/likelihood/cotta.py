@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from undrift._adapted import beside_a_step
 from undrift._errors import OptionError
-from undrift._interrupts import surely
-from undrift._outputs import logits as logits_of
 from undrift._types import Step, named_learnables, named_sources
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
-from undrift.optimise import weights_moved
-from undrift.perturb import Perturbed
+from undrift.loop.optimise import weights_moved
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import beside_a_step
+from undrift.system.interrupts import surely
 
 if TYPE_CHECKING:
-    from undrift.data.preprocess import Preprocess
+    from undrift.images.preprocess import Preprocess
 
 _TEACHER = "teacher."
 

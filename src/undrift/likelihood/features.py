@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from undrift._batches import to_device
 from undrift._errors import DataError, OptionError
-from undrift._outputs import logits as logits_of
-from undrift._statistics import fitting_mean
 from undrift._types import Batches
-from undrift.layers import evaluating
 from undrift.options import _suggest
-from undrift.perturb import Perturbed
-from undrift.select import one_of, plain_name
+from undrift.posterior.batch import to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.select import one_of, plain_name
+from undrift.posterior.statistics import fitting_mean
 
 
 @dataclass(eq=False, kw_only=True)

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._adapted import one_pass
-from undrift._batches import to_device
 from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift._types import Batches, Step
-from undrift.layers import evaluating
 from undrift.likelihood.features import named, watching
+from undrift.likelihood.masks import Masks, attach_masks, attached_masks, masks_of
 from undrift.likelihood.neighbours import Remembering, balance
-from undrift.perturb import Perturbed
-from undrift.select import one_of, plain_name
-from undrift.zoo._gsfda import Masks, attach_masks, attached_masks, masks_of
+from undrift.posterior.batch import to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.select import one_of, plain_name
+from undrift.posterior.state import one_pass
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,7 +28,7 @@ class Gsfda(Remembering):
     The banks are written *after* the search: what was known of an image before is a candidate, and none is dropped.
     (The authors mean to blank the batch's rows for the search, and blank a copy.) The features are the masked ones.
 
-    The masks belong to source training (`undrift.zoo.masked`, `undrift.zoo.masked_loss`). A network without gets random
+    The masks belong to source training (`undrift_bench.zoo.masked`, `masked_loss`). A network without gets random
     ones behind its features, with a warning: they cut half of the features off and show how the method runs, not how
     well. The perturbation's seed (`generator=`) gives them, and they travel in its domain file; `remove()` gives the
     plain network.
@@ -105,8 +105,8 @@ class Gsfda(Remembering):
         masks = self.attached = attach_masks(model, self._place(model), Masks(width, seeded))
         warnings.warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
-            "Random ones were put on, so this run tests the machinery only. Train the source with undrift.zoo.masked "
-            "and undrift.zoo.masked_loss.",
+            "Random ones were put on, so this run tests the machinery only. Train it with undrift_bench.zoo.masked "
+            "and undrift_bench.zoo.masked_loss.",
             UndriftWarning,
             stacklevel=2,
         )

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from undrift._adapted import adapted
-from undrift._batches import device_of, to_device
 from undrift._errors import DataError, OptionError
-from undrift._outputs import logits as logits_of
 from undrift._types import Batches, Step
-from undrift.layers import evaluating
 from undrift.likelihood.features import SeesFeatures, latest
-from undrift.perturb import Perturbed
+from undrift.posterior.batch import device_of, to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import adapted
 
 State = dict[str, Tensor]
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift._batches import device_of
 from undrift._errors import OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.features import SeesFeatures, latest, look
-from undrift.perturb import Perturbed
+from undrift.posterior.batch import device_of
+from undrift.posterior.perturbed import Perturbed
 
 
 @dataclass(eq=False, kw_only=True)

@@ -12,11 +12,11 @@ from undrift._errors import OptionError
 from undrift._types import Step
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import entropies, symmetric_cross_entropies
-from undrift.norm import Norm
-from undrift.perturb import Perturbed
+from undrift.posterior.norm import Norm
+from undrift.posterior.perturbed import Perturbed
 
 if TYPE_CHECKING:
-    from undrift.data.preprocess import Preprocess
+    from undrift.images.preprocess import Preprocess
 
 PACE = 0.1  # weight of the new batch in the running mean prediction
 CLIP, EPSILON = 0.99, 1e-5

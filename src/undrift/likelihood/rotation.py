@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftWarning
-from undrift._outputs import logits as logits_of
-from undrift._seeded import own_generator
 from undrift._types import Step
 from undrift.likelihood.second_head import TURNS, find_split, rotation_head
-from undrift.perturb import Perturbed
-from undrift.select import plain_name
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.select import plain_name
+from undrift.system.seeded import own_generator
 
 
 class Rotation(nn.Module):
@@ -32,7 +32,7 @@ class Rotation(nn.Module):
         split: name of the last module of the shared part. None takes the one called "layer2" or "block2", or about two
             thirds of the top-level modules.
         head: a trained head: a module that maps the shared part's output to four logits, or a file of
-            `undrift.train.train_rotation`. None attaches an untrained copy of what comes after the split, with a
+            `undrift_bench.train.train_rotation`. None attaches an untrained copy of what comes after the split, with a
             warning.
         views: of each image, a step.
         pad: black pixels on each side before the crop: as the network's preprocessing makes them, 0 where it is not
@@ -60,7 +60,7 @@ class Rotation(nn.Module):
         if not isinstance(head, nn.Module | str | os.PathLike | None):
             raise OptionError(
                 f"head is a {type(head).__name__}; needed: a module from shared features to {TURNS} logits, or its "
-                "file. Train one with undrift.train.train_rotation, or leave it out."
+                "file. Train one with undrift_bench.train.train_rotation, or leave it out."
             )
         self.split, self.views, self.pad, self.flip = split, views, pad, flip
         self.head = head if isinstance(head, nn.Module) else None
@@ -122,12 +122,12 @@ class Rotation(nn.Module):
         if self._file is None:
             warnings.warn(
                 "no head= was given: an untrained rotation head is attached, which knows nothing of rotations yet. TTT "
-                "trains it with the source network: undrift.train.train_rotation.",
+                "trains it with the source network: undrift_bench.train.train_rotation.",
                 UndriftWarning,
                 stacklevel=2,
             )
             return
-        from undrift.zoo._checkpoint import fill, read
+        from undrift.system.weights_file import fill, read
 
         assert self.head is not None
         tensors, _ = read(self._file)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError, UndriftError
-from undrift._outputs import logits as logits_of
 from undrift.options import _suggest
-from undrift.select import one_of, plain_name
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.select import one_of, plain_name
 
 TURNS = 4
 STAGES = ("layer2", "block2")
@@ -88,7 +88,7 @@ def rotation_head(net: nn.Module, split: str | None = None) -> After:
         >>> rotation_head(net, "0")(torch.rand(2, 8, 6, 6)).shape
         torch.Size([2, 4])
     """
-    from undrift.scheme import _role
+    from undrift.posterior.scheme import _role
 
     head = After(net, find_split(net, split))
     name = _role(head.rest, "@classifier")

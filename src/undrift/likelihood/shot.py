@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError
-from undrift._statistics import show
 from undrift._types import Batches, Step
-from undrift.layers import evaluating
 from undrift.likelihood.features import look
 from undrift.likelihood.information import Information
-from undrift.norm import MOVING
-from undrift.perturb import Perturbed
+from undrift.posterior.layers import evaluating
+from undrift.posterior.norm import MOVING
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.statistics import show
 
 
 class Shot:

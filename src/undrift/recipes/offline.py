@@ -8,14 +8,14 @@ A bottleneck of another name: G-SFDA trains what `features="neck"` names, ten ti
 bottleneck. To the others `features` says where to look; what is new they are told by `fast=("neck", "@classifier")`.
 """
 
-from undrift._method import Method
 from undrift.keep.masks import MaskedGradients
 from undrift.likelihood.gsfda import Gsfda
 from undrift.likelihood.historical import Hcl
 from undrift.likelihood.neighbours import Aad, Nrc
 from undrift.options import PAPER
+from undrift.posterior.scheme import AFFINE, WEIGHTS
+from undrift.recipes.method import Method
 from undrift.recipes.plain import _OFFLINE, _PRESETS_OFFLINE, _VMP
-from undrift.scheme import AFFINE, WEIGHTS
 
 # Everything is trained, the classifier too; new layers ten times as fast as the backbone.
 _ALL = WEIGHTS.replace(
@@ -48,7 +48,7 @@ ROWS = (
         epochs=40,
         variants={
             "office-home": {},
-            # Amazon → Webcam alone: neighbours=3, second_neighbours=2 (the table's are in undrift.bench.offline_rows).
+            # Amazon → Webcam alone: neighbours=3, second_neighbours=2 (the table's are in undrift_bench).
             "office31": {
                 "epochs": 50,
                 "neighbours": 2,

@@ -6,11 +6,11 @@ Values are their authors' for ImageNet; for CIFAR those of the common benchmark 
 from collections.abc import Sequence
 from functools import partial
 
-from undrift._method import Method
 from undrift.keep import Ensemble, Fisher, Recovery, Restore, Still
 from undrift.likelihood import Cotta, ReliableEntropy, Roid
 from undrift.options import PAPER, RELEASED
-from undrift.scheme import AFFINE, WEIGHTS
+from undrift.posterior.scheme import AFFINE, WEIGHTS
+from undrift.recipes.method import Method
 
 _SGD: dict[str, object] = {"stream_optimiser": "sgd", "stream_lr": 2.5e-4, "stream_batch": 64}
 _ETA: dict[str, dict[str, object]] = {"cifar100": {"redundancy": 0.1}, "imagenet": {**_SGD, "redundancy": 0.05}}

@@ -1,9 +1,9 @@
 """Methods that need nothing but a scheme and a likelihood: the controls, Tent, SHOT, Bayes by backprop, and VMP."""
 
-from undrift._method import Method
 from undrift.likelihood import Shot, entropy
 from undrift.options import PAPER, RELEASED
-from undrift.scheme import AFFINE, BAYES, DOMAIN, NOTHING, STATISTICS, WEIGHTS
+from undrift.posterior.scheme import AFFINE, BAYES, DOMAIN, NOTHING, STATISTICS, WEIGHTS
+from undrift.recipes.method import Method
 
 _SHOT = {
     "frozen": ("@classifier",),

@@ -6,12 +6,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from undrift._errors import OptionError
-from undrift._method import Method
 from undrift._types import Step
 from undrift.keep.posterior import Posterior
 from undrift.likelihood.entropy import entropy
 from undrift.likelihood.rotation import Rotation
-from undrift.scheme import WEIGHTS
+from undrift.posterior.scheme import WEIGHTS
+from undrift.recipes.method import Method
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""How a network answers: draws, temperature, and the Prediction that holds the result."""

@@ -1,0 +1,79 @@
+"""What is asked of unlabelled images, by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from undrift._errors import OptionError
+from undrift.cli.flags import flag
+
+NAMES = ("entropy", "information", "shot", "consistency")
+
+
+@dataclass(frozen=True)
+class LikelihoodFlags:
+    """A likelihood and what belongs to it."""
+
+    likelihood: str | None = flag(None, "what is asked of the images", "|".join(NAMES))
+    beta: float | None = flag(None, "shot: weight of the cross-entropy to pseudo-labels, 0.3 in the paper")
+    features: str | None = flag(None, "shot and other methods: name of the submodule that gives the features", "NAME")
+    statistics_first: bool = flag(False, "shot: let norm statistics see the images before the first pseudo-labels")
+    class_prior: str | None = flag(None, "shot, information: how frequent the classes are: 0.2,0.8", "NUMBERS")
+    weight: float | None = flag(None, "consistency: weight of the consistency, beside entropy")
+
+
+OF_EACH = {
+    "entropy": (),
+    "information": ("class_prior",),
+    "shot": ("beta", "features", "statistics_first", "class_prior"),
+    "consistency": ("weight",),
+}
+
+
+def make_likelihood(given: dict[str, Any], usual: str) -> Callable[..., Any]:
+    """Return the likelihood that the flags mean.
+
+    Args:
+        usual: its name where none is given.
+    """
+    import difflib
+
+    from undrift import likelihood
+
+    settings = dict(given)
+    name = settings.pop("likelihood", usual)
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise OptionError(f"there is no likelihood {name!r}; known: {', '.join(NAMES)}.{hint}")
+    foreign = [f"--{key.replace('_', '-')}" for key in settings if key not in OF_EACH[name]]
+    if foreign:
+        owners = [n for n in NAMES if settings.keys() & set(OF_EACH[n])]
+        raise OptionError(
+            f"{', '.join(foreign)} does not belong to {name}; it belongs to {' and '.join(owners)}. Leave it out, or "
+            f"choose --likelihood {owners[0]}."
+        )
+    settings = read_settings(settings)
+    if name == "entropy":
+        return likelihood.entropy
+    if name == "information":
+        return likelihood.Information(**settings)
+    if name == "shot":
+        return likelihood.Shot(**settings)
+    return likelihood.Consistency(base=likelihood.entropy, **settings)
+
+
+def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the flags mean: numbers where they are needed."""
+    settings = dict(given)
+    problems = [
+        f"{k}={v!r} is not a number" for k, v in settings.items() if k in ("beta", "weight") and isinstance(v, str)
+    ]
+    if "class_prior" in settings:
+        try:
+            settings["class_prior"] = [float(part) for part in settings["class_prior"].split(",")]
+        except ValueError:
+            problems.append(f"class_prior={settings['class_prior']!r} is not a list of numbers, such as 0.2,0.8")
+    if problems:
+        raise OptionError("; ".join(problems) + ". `undrift adapt --help` says what each is.")
+    return settings

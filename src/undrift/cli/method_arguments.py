@@ -1,0 +1,126 @@
+"""What a run does, from its flags: a method by name with its settings, or a preset and a likelihood."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from undrift._errors import OptionError
+from undrift.cli.likelihood_arguments import make_likelihood, read_settings
+from undrift.options import Options, resolve
+
+if TYPE_CHECKING:
+    from undrift.cli.image_arguments import Reader
+    from undrift.recipes.method import Method, Parts
+
+MethodName = Annotated[
+    str | None, typer.Option("--method", help="A name of `undrift methods`, or NAME:VARIANT.", metavar="NAME")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the method; repeat it. source=FOLDER opens images.", metavar="NAME=VALUE"),
+]
+IMAGES = ("source",)
+"""Settings of methods that are images, and are opened as those of the command."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to be run.
+
+    Attributes:
+        recipe: the method; None where options and a likelihood were named by themselves.
+        settings: what of it was changed: options, and settings of its likelihood and keepers.
+        ready: its parts, where they need no images to be made.
+    """
+
+    recipe: "Method | None"
+    settings: Mapping[str, Any]
+    ready: "Parts | None"
+
+    def parts(self, reader: "Reader") -> "Parts":
+        """Return options, likelihood and keepers; settings that are images are opened as the network wants them."""
+        if self.ready is not None:
+            return self.ready
+        assert self.recipe is not None, "only a method has settings that are images"
+        opened = {name: reader.images(str(self.settings[name])) for name in IMAGES if name in self.settings}
+        return self.recipe.build({**self.settings, **opened})
+
+    def files(self) -> list[Path]:
+        """Return the paths that the settings name: inputs, which no output may replace."""
+        return [Path(value) for value in self.settings.values() if isinstance(value, str) and Path(value).exists()]
+
+
+def choose(
+    loop: Literal["stream", "adapt"],
+    method: str | None,
+    sets: Sequence[str] | None,
+    preset: str,
+    options: Mapping[str, Any],
+    likelihood: Mapping[str, Any],
+    seed: int,
+) -> Chosen:
+    """Return what the flags mean; what does not fit together is said before any file is opened.
+
+    Args:
+        seed: of the command; methods that draw something of their own (augmented views) get it too.
+    """
+    from undrift import methods
+    from undrift.cli.models import parse_arguments
+    from undrift.recipes.method import Parts
+
+    given = parse_arguments(tuple(sets or ()))
+    if method is None:
+        if given:
+            raise OptionError(
+                f"--set {next(iter(given))}=… was given without --method, whose setting it would be. Name the method, "
+                "or use the option of that name (`--help` lists them)."
+            )
+        if loop == "stream" and likelihood.get("likelihood") == "shot":
+            raise OptionError(
+                "shot looks at a whole domain before each epoch; a stream has none. Take information or entropy."
+            )
+        asked = make_likelihood(dict(likelihood), usual="entropy" if loop == "stream" else "shot")
+        return Chosen(None, {}, Parts(resolve(preset, options), asked))
+    recipe = methods.get(method)
+    if loop not in recipe.loops:
+        raise OptionError(
+            f"{method} does not run in `undrift {loop}`; it needs another loop. Give it to that: "
+            f"`undrift {recipe.loops[0]} … --method {method}`."
+        )
+    if "likelihood" in likelihood or preset != "paper":
+        other = f"--likelihood {likelihood['likelihood']}" if "likelihood" in likelihood else f"--preset {preset}"
+        raise OptionError(
+            f"{other} was given beside --method {method}, which brings its own; needed: one of the two. Leave one out"
+            + (f", or name a variant: --method {method.partition(':')[0]}:{preset}." if preset != "paper" else ".")
+        )
+    settings = _settings_of(recipe, options, likelihood, given)
+    if "seed" in recipe.settings():
+        settings.setdefault("seed", seed)
+    if any(name in settings for name in IMAGES):
+        # Made once its images are open; wrong options show at once all the same.
+        known = {f.name for f in fields(Options)}
+        recipe.options.replace(**{name: value for name, value in settings.items() if name in known})
+        return Chosen(recipe, settings, None)
+    return Chosen(recipe, settings, recipe.build(settings))
+
+
+def _settings_of(
+    recipe: "Method", options: Mapping[str, Any], likelihood: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all settings of a method in one: from options, from flags of likelihoods, and from --set."""
+    foreign = [f"--{name.replace('_', '-')}" for name in likelihood if name not in recipe.settings()]
+    if foreign:
+        raise OptionError(
+            f"{', '.join(foreign)} does not belong to {recipe.name}; beside the options it takes "
+            f"{', '.join(recipe.settings()) or 'none'} (--set NAME=VALUE). Leave it out, or choose another method."
+        )
+    twice = [name for name in given if name in options or name in likelihood]
+    if twice:
+        raise OptionError(
+            f"{twice[0]} was given twice, as --{twice[0].replace('_', '-')} and with --set; needed: one value. Leave "
+            "one out."
+        )
+    return {**options, **read_settings(likelihood), **given}

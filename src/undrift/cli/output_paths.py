@@ -1,0 +1,94 @@
+"""Where a command may write: looked at before any work is done, so that no result is lost at the end."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from undrift._errors import DataError, OptionError
+from undrift.system.atomic import check, sweep
+from undrift.system.lock import held
+
+Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+
+
+def claim(
+    outputs: Iterable[Path | None],
+    force: bool,
+    inputs: Iterable[Path | None] = (),
+    going_on: Iterable[Path | None] = (),
+) -> None:
+    """Raise unless every output can be written: to a folder that is there, over nothing (or with --force), and not over
+    an input or another output. What killed commands left beside them, half-written, is deleted.
+
+    Args:
+        going_on: more outputs, which may be there already: a run goes on with them.
+    """  # noqa: D205
+    sources = {Path(os.path.realpath(path)) for path in inputs if path is not None}
+    taken: set[Path] = set()
+    for paths, may_exist in ((going_on, True), (outputs, force)):
+        for path in paths:
+            if path is None:
+                continue
+            place = check(path)
+            if place in sources or place in taken:
+                what = "one of the inputs" if place in sources else "named for two outputs"
+                raise OptionError(f"{path} is {what}; needed: a file of its own to write to. Choose another name.")
+            taken.add(place)
+            if place.exists() and not may_exist:
+                raise there_already(path)
+            if not os.access(place.parent, os.W_OK):
+                raise _no_folder(place, "may not be written to")
+    for place in taken:
+        sweep(place)
+
+
+@contextmanager
+def alone(path: Path | None) -> Iterator[None]:
+    """Be the only process that writes to a file, for the length of a `with` block; raises where another is.
+
+    What an earlier one left beside it, killed while it wrote, is deleted.
+    """
+    if path is None:
+        yield
+        return
+    place = check(path)
+    with ExitStack() as stack:
+        try:
+            mine = stack.enter_context(held(place.with_name(f".{place.name}.lock")))
+        except OSError as error:
+            raise _no_folder(place, f"takes no new file ({error.strerror})") from error
+        if not mine:
+            raise another_process(path)
+        sweep(place)
+        yield
+
+
+def another_process(path: Path) -> DataError:
+    """Return the error of a file that another process is writing to."""
+    return DataError(
+        f"another process is writing {path}; needed: one a file, as two would destroy each other's work. Wait for it, "
+        "stop it, or choose another name."
+    )
+
+
+def there_already(path: Path) -> DataError:
+    """Return the error of an output that exists."""
+    return DataError(
+        f"{path} is there already; needed: a new name, so that nothing is lost. Choose another name, or replace it, "
+        "and lose what it holds, with --force."
+    )
+
+
+def beside(path: Path, ending: str) -> Path:
+    """Return the name of a companion: clinic-b.safetensors has clinic-b.history.json."""
+    return path.with_name(path.name.removesuffix(path.suffix) + ending)
+
+
+def _no_folder(place: Path, what: str) -> DataError:
+    return DataError(
+        f"{place.parent} {what}; needed: a folder for {place.name}. Choose another folder, or change its permissions."
+    )

@@ -1,0 +1,130 @@
+"""The files of a stream that can be stopped at any moment: answers in whole lines, and a state that knows how many.
+
+The state names the bytes of the answers that belong to it. A stream that goes on cuts off what was appended after its
+state was written, and makes it again: no line is lost, none comes twice. A state of the very same stream is always gone
+on from: --force replaces what is another's, and whoever wants to start anew removes the state.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from undrift._errors import DataError, PerturbationMismatch, UndriftError
+from undrift.cli.answer_log import AnswerLog
+from undrift.cli.image_arguments import InOrder
+from undrift.cli.output_paths import alone
+from undrift.cli.session import Session
+from undrift.cli.stream_state import Names, NoState, Saved, differences, read_state, write_state
+from undrift.images import Domain
+from undrift.loop.streaming import Stream
+
+
+@contextmanager
+def files_of(
+    session: Session, answers: Path, state: Path | None, out: Path | None, force: bool
+) -> Iterator["StreamFiles"]:
+    """Give the files of a stream for the length of a `with` block; no other stream writes to them meanwhile."""
+    with alone(state):  # before the state is read: another may be about to write it
+        files = StreamFiles(session, answers, state, out, force)
+        try:
+            yield files
+        finally:
+            files.close()
+
+
+class StreamFiles:
+    """Answers, state and domain file of one stream.
+
+    Attributes:
+        new: files to be written that must not be there, but with --force.
+        going_on: files to be written that may be there: this stream's own, as far as their names tell.
+        log: the answers.
+    """
+
+    def __init__(self, session: Session, answers: Path, state: Path | None, out: Path | None, force: bool) -> None:
+        self.session, self.state, self.force = session, state, force
+        self.log = AnswerLog(answers, state)
+        self._out = None if out is None else os.path.realpath(out)
+        self._found: Saved | NoState | None = None
+        self._identity: Mapping[str, Any] = {}
+        self._names: Names | None = None
+        self._written = False
+        self.new: tuple[Path | None, ...]
+        self.going_on: tuple[Path | None, ...]
+        if state is not None and state.exists():
+            self._found = _read(state)
+        ours = isinstance(self._found, Saved) and self._found.out == self._out
+        if self._found is None:
+            begun = self.log.without_answers  # and killed before the first state
+            self.new, self.going_on = ((out, state), (answers,)) if begun else ((out, answers, state), ())
+        else:
+            self.new, self.going_on = ((), (state, answers, out)) if ours else ((out,), (state, answers))
+
+    def find(self, identity: Mapping[str, Any], images: Domain) -> Saved | None:
+        """Return where this very stream stood, or None where it is to start; raises where that would cost another's."""
+        self._identity, self._names = identity, Names(images)
+        if self._found is None:
+            return None
+        problem: UndriftError
+        deletes = f"--force, which deletes it and the answers in {self.log.path}."
+        if isinstance(self._found, Saved):
+            other = differences(self._found, identity, images, self.log.path)
+            if not other:
+                return self._found
+            problem = PerturbationMismatch(
+                f"{self.state} is the state of another stream ({'; '.join(other[:3])}); needed: the same network, "
+                "options and images, to which more may have come after the last. Use those, name other files, or give "
+                f"{deletes}"
+            )
+        else:
+            problem = DataError(
+                f"{self.state} is not the state of a stream ({self._found}); needed: what `undrift stream --state` "
+                f"wrote. Name another file, or give {deletes}"
+            )
+        if not self.force:
+            raise problem
+        what = str(problem).partition("; needed")[0]
+        self.session.note(f"{what}: --force replaces it, and the answers in {self.log.path}")
+        return None
+
+    def open(self, saved: Saved | None, images: Domain) -> None:
+        """Open the answers, to go on or to start."""
+        if saved is None:
+            self.log.open_new(replace=self.force)
+            if self.state is not None:  # another's: it goes before its answers do
+                Path(os.path.realpath(self.state)).unlink(missing_ok=True)
+            self.log.start()
+            return
+        self.log.go_on(saved.offset, saved.checksum)
+        anew = f"; to start anew, remove {self.state}" if self.force else ""
+        self.session.note(f"going on from {self.state}, after {saved.position:,} of {len(images):,} images{anew}")
+
+    def note(self, left: InOrder, going: Stream, skipped: Mapping[str, str], write: bool) -> None:
+        """Take note that the stream is done with some images, and of what a stop would leave."""
+        answers = f"{self.log.path} holds {going.report.images:,} answers, in whole lines"
+        if self.state is None:
+            if going.report.images or not self.log.created:  # else it is removed
+                self.session.kept = f"{answers}. With --state FILE a stream can go on where it was stopped."
+        elif write:
+            assert self._names is not None
+            self.log.sync()
+            where = left.position, self.log.offset, self.log.checksum
+            names = self._names.up_to(left.position)
+            saved = Saved(*where, dict(skipped), going.state_dict(), dict(self._identity), names, self._out)
+            write_state(self.state, saved)
+            self._written = True
+            self.session.kept = f"{answers}, and {self.state} where it stands; the same command goes on from there."
+
+    def close(self) -> None:
+        """Close the answers, and remove them where none came and no state knows of them: they are in nobody's way."""
+        self.log.close(remove=self.log.created and self.log.empty and not self._written)
+
+
+def _read(state: Path) -> Saved | NoState:
+    """Return what the state says, or that it is none: --force may replace that."""
+    try:
+        return read_state(state)
+    except NoState as error:
+        return error

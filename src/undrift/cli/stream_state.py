@@ -1,0 +1,164 @@
+"""Where a stream stands, as a file: written whole, and read by the very same stream alone.
+
+The same network, options and images; but images may have arrived meanwhile, after those that are done with.
+"""
+
+import csv
+import io
+import itertools
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from undrift._errors import DataError
+from undrift.cli.image_arguments import name_of
+from undrift.images import Domain
+from undrift.packs.fingerprint import fingerprint
+from undrift.posterior.perturbed import Perturbed
+from undrift.system.atomic import write_bytes
+from undrift.system.weights_file import UNREADABLE
+
+FORMAT = "undrift stream 2"
+FIRST_FORMAT = "undrift stream 1"
+"""Knows all images by one checksum, and so goes on with these alone."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a stream stood.
+
+    Attributes:
+        position: images of the domain that are done with.
+        offset: bytes of the answers that belong to them.
+        checksum: of those bytes.
+        skipped: images that could not be read so far, each with its reason.
+        stream: what `Stream.state_dict` gave.
+        identity: what has to be the same for a stream to go on.
+        names: checksum of the names of the images that are done with; None in the first format.
+        out: the domain file that this stream is to write, links followed.
+    """
+
+    position: int
+    offset: int
+    checksum: int
+    skipped: Mapping[str, str]
+    stream: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    names: int | None = None
+    out: str | None = None
+
+
+def identity_of(model: Perturbed, images: Domain, domain_file: Path | None) -> dict[str, Any]:
+    """Return what of the network and the way to it must be the same for two streams to be one."""
+    return {
+        "source network": fingerprint(model),
+        "domain file": None if domain_file is None else zlib.crc32(domain_file.read_bytes()),
+        "preprocessing": images.preprocess.to_dict(),
+        "classes": model.classes,
+    }
+
+
+class Names:
+    """A checksum of the names of the first images, which moves on with a stream."""
+
+    def __init__(self, images: Domain) -> None:
+        self._images, self._count, self._sum = images, 0, 0
+
+    def up_to(self, position: int) -> int:
+        """Return it for so many images; none fewer than the last time."""
+        for place in range(self._count, position):
+            name = f"{name_of(self._images, place)}\n"
+            self._sum = zlib.crc32(name.encode(errors="surrogateescape"), self._sum)
+        self._count = position
+        return self._sum
+
+
+def write_state(path: Path, saved: Saved) -> None:
+    """Write where a stream stands, whole or not at all."""
+    content = io.BytesIO()
+    torch.save({"undrift": FORMAT, **vars(saved)}, content)
+    write_bytes(path, content.getvalue())
+
+
+class NoState(Exception):
+    """A file can be read, and no stream wrote it; the message is how that shows."""
+
+
+def read_state(path: Path) -> Saved:
+    """Return where a stream stood, whichever it was; nothing in the file is executed."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:  # it may well be a state: nothing is said of what it holds, and nothing may replace it
+        raise DataError(
+            f"{path} cannot be read ({error.strerror or error}); needed: where the stream stands. Check its "
+            "permissions and the disk; to start anew, remove it."
+        ) from error
+    try:
+        found: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not isinstance(found, dict) or found.pop("undrift", None) not in (FORMAT, FIRST_FORMAT):
+            raise ValueError("another kind of file")
+        return Saved(**found)
+    except MemoryError:
+        raise
+    except UNREADABLE as error:
+        what = (str(error) or "no reason given").splitlines()[0]
+        raise NoState(f"{type(error).__name__}: {what}") from error
+
+
+def differences(saved: Saved, identity: Mapping[str, Any], images: Domain, answers: Path) -> list[str]:
+    """Return what is another than it was, in words: nothing, if this is the stream that stood there."""
+    ours = dict(identity)
+    if saved.names is None:
+        names = "\n".join(name_of(images, place) for place in range(len(images)))
+        ours["number of images"] = len(images)
+        ours["names of images"] = zlib.crc32(names.encode(errors="surrogateescape"))
+        ours["preprocessing"] = str(images.preprocess)
+        return _differences(saved.identity, ours)
+    found = _differences(saved.identity, ours)
+    few = len(images) < saved.position
+    if few or Names(images).up_to(saved.position) != saved.names:
+        found.append(_other_images(saved, images, answers))
+    return found
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], of: str = "") -> list[str]:
+    found = []
+    for name in dict.fromkeys((*ours, *theirs)):
+        there, here = theirs.get(name), ours.get(name)
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            found += _differences(there, here, f"{name} ")
+        elif there != here:
+            found.append(f"{of}{name} {_part(there, here)} there, {_part(here, there)} here")
+    return found
+
+
+def _part(value: object, other: object, width: int = 32) -> str:
+    """Return how a value prints: all of it, or the part in which it differs from another."""
+    text, against = str(value), str(other)
+    if len(text) <= width:
+        return text
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, against, strict=False)))
+    start = max(0, same - 8)
+    return ("…" if start else "") + text[start : start + width] + ("…" if start + width < len(text) else "")
+
+
+def _other_images(saved: Saved, images: Domain, answers: Path) -> str:
+    """Return from which image on the names are others; the answers know them all, but for those that were skipped."""
+    places = range(min(saved.position, len(images)))
+    names = [name for name in (name_of(images, place) for place in places) if name not in saved.skipped]
+    try:
+        with answers.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            paths = (row[0] for row in itertools.islice(csv.reader(file), 1, None) if row)
+            for here, there in zip(names, paths, strict=False):
+                if here != there:
+                    number = next(place for place in places if name_of(images, place) == here) + 1
+                    return f"other names from image {number:,} on, {there} there, {here} here"
+    except (OSError, csv.Error):
+        pass  # without the answers it cannot be said from where on
+    if len(images) < saved.position:
+        return f"{saved.position:,} images were done with there, {len(images):,} are here"
+    return "other names of images"

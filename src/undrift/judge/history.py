@@ -1,0 +1,187 @@
+"""What happened in an adaptation, step by step: prints as a table, saves as JSON, plots."""
+
+import dataclasses
+import json
+import os
+import warnings
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift.judge.verdict import Survey, Verdict
+from undrift.posterior.perturbed import Perturbed
+from undrift.system import atomic
+
+PLOTTED = ("loss", "kl", "entropy", "balance")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one step, or their means over an epoch.
+
+    Attributes:
+        epoch: counted from 1.
+        step: counted from 1 over all epochs; of an epoch, its last.
+        loss: likelihood + kl.
+        likelihood: what the likelihood gave, a mean over the images and draws.
+        kl: the KL as the objective adds it.
+        entropy: mean entropy of the noisy predictions, in nats.
+        balance: entropy of the batch's mean prediction over ln(classes): 1 is balanced, 0 is one class.
+        lr: learning rate of norm affine parameters; of an epoch, its last.
+    """
+
+    epoch: int
+    step: int
+    loss: float
+    likelihood: float
+    kl: float
+    entropy: float
+    balance: float
+    lr: float
+
+
+@dataclass(frozen=True)
+class History:
+    """What `adapt` gives back; `print(history)` is a table.
+
+    Attributes:
+        steps: a row each step that was made.
+        surveys: what one pass over the domain said after an epoch, by epoch; 0 is the source network.
+        verdict: the label-free verdict; None while the run is not finished.
+        kept_epoch: the epoch whose state the model has.
+        bad_images: places of images with NaN or infinity, skipped.
+        bad_steps: steps not made because loss or gradient was not finite.
+        lone_batches: batches of one image that were left out.
+        idle_steps: steps not made because the likelihood asked nothing of their batch.
+        model: the network that was adapted; not part of what is saved.
+    """
+
+    steps: tuple[Row, ...] = ()
+    surveys: dict[int, Survey] = dataclasses.field(default_factory=dict)
+    verdict: Verdict | None = None
+    kept_epoch: int = 0
+    bad_images: tuple[int, ...] = ()
+    bad_steps: int = 0
+    lone_batches: int = 0
+    idle_steps: int = 0
+    model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def epochs(self) -> tuple[Row, ...]:
+        """The means of each epoch's steps."""
+        return tuple(_mean(list(rows)) for _, rows in groupby(self.steps, key=lambda row: row.epoch))
+
+    def __str__(self) -> str:
+        names = [f.name for f in dataclasses.fields(Row)]
+        lines = ["".join(f"{name:>11}" for name in names)]
+        lines += ["".join(_cell(getattr(row, name)) for name in names) for row in self.epochs]
+        if self.bad_images:
+            lines.append(f"{len(self.bad_images)} images with NaN or infinity skipped: {places(self.bad_images)}")
+        if self.bad_steps:
+            lines.append(f"{self.bad_steps} steps not made: loss or gradient was not finite")
+        if self.lone_batches:
+            lines.append(f"{self.lone_batches} batches of one image left out")
+        if self.idle_steps:
+            lines.append(f"{self.idle_steps} steps not made: nothing was asked of their batch")
+        if self.verdict is not None:
+            lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
+        return "\n".join(lines)
+
+    def warn(self, stacklevel: int = 2) -> None:
+        """Say in warnings what the user should know: skipped images, steps not made, a collapse."""
+        if self.bad_images or self.bad_steps:
+            named = f" (at {places(self.bad_images)})" if self.bad_images else ""
+            warnings.warn(
+                f"{len(self.bad_images)} images hold NaN or infinity and were skipped{named}; {self.bad_steps} steps "
+                "were not made, their loss or gradient not finite. The others went on. Mend or leave out the images "
+                "in history.bad_images; for steps, lower the learning rate.",
+                UndriftWarning,
+                stacklevel=stacklevel,
+            )
+        if self.idle_steps and not self.steps:
+            warnings.warn(
+                f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
+                "return a number for some. Look at its thresholds.",
+                UndriftWarning,
+                stacklevel=stacklevel,
+            )
+        if self.verdict is not None:
+            self.verdict.warn(stacklevel + 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values."""
+        plain = dataclasses.asdict(dataclasses.replace(self, model=None))
+        plain.pop("model")
+        plain["epochs"] = [dataclasses.asdict(row) for row in self.epochs]
+        plain["verdict"] = None if self.verdict is None else self.verdict.as_dict()
+        return plain
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, whole or not at all."""
+        atomic.write_text(path, json.dumps(self.as_dict(), indent=1, allow_nan=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "History":
+        """Return what `save` wrote."""
+        try:
+            plain = json.loads(Path(path).read_text())
+            plain.pop("epochs")
+            return cls.from_dict(plain)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{path} is not a history ({error}); needed: JSON as History.save writes it. Check the path."
+            ) from error
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "History":
+        """Return the history with these values (`as_dict` without its epochs, which follow from the steps)."""
+        verdict = plain["verdict"]
+        return cls(
+            steps=tuple(Row(**row) for row in plain["steps"]),
+            surveys={int(epoch): Survey(**values) for epoch, values in plain["surveys"].items()},
+            verdict=verdict and Verdict(Survey(**verdict["before"]), Survey(**verdict["after"])),
+            kept_epoch=plain["kept_epoch"],
+            bad_images=tuple(plain["bad_images"]),
+            bad_steps=plain["bad_steps"],
+            lone_batches=plain["lone_batches"],
+            idle_steps=plain.get("idle_steps", 0),  # older files do not have it
+        )
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw loss, KL, entropy and class balance over the steps into an image file (PNG, SVG, PDF by its ending)."""
+        try:
+            from matplotlib.figure import Figure  # a Figure of its own leaves the user's pyplot alone
+        except ImportError as error:
+            raise UndriftError(
+                "matplotlib is not installed; plot needs it. Install it: pip install 'undrift[plot]'."
+            ) from error
+        figure, ending = Figure(figsize=(10, 2.6), layout="constrained"), Path(path).suffix.lstrip(".").lower() or "png"
+        if ending not in (known := figure.canvas.get_supported_filetypes()):
+            raise OptionError(
+                f"{path} ends in .{ending}, which is no kind of picture that matplotlib writes; needed: one of "
+                f"{', '.join(sorted(known))}. Name it {Path(path).stem}.png."
+            )
+        for axes, name in zip(figure.subplots(1, len(PLOTTED)), PLOTTED, strict=True):
+            axes.plot([r.step for r in self.steps], [getattr(r, name) for r in self.steps], lw=0.6, alpha=0.4)
+            axes.plot([r.step for r in self.epochs], [getattr(r, name) for r in self.epochs], marker=".", color="C0")
+            axes.set(title=name, xlabel="step")
+        with atomic.writing(path) as file:
+            figure.savefig(file, format=ending, dpi=150)
+
+
+def places(indices: tuple[int, ...], few: int = 10) -> str:
+    """Return the first places by number, and how many more there are."""
+    more = f" and {len(indices) - few} more" if len(indices) > few else ""
+    return ", ".join(map(str, indices[:few])) + more
+
+
+def _mean(rows: list[Row]) -> Row:
+    names = ("loss", "likelihood", "kl", "entropy", "balance")
+    means = {name: sum(getattr(row, name) for row in rows) / len(rows) for name in names}
+    return Row(epoch=rows[-1].epoch, step=rows[-1].step, lr=rows[-1].lr, **means)
+
+
+def _cell(value: float) -> str:
+    return f"{value:>11}" if isinstance(value, int) else f"{value:>11.4g}"

@@ -1,0 +1,79 @@
+"""The fused functions on a CPU: ε is drawn in `pieces`, in y's memory order and with the energy inside where it can be.
+
+What the backward pass needs, √plane·ε, is kept: memory is not what a CPU lacks.
+"""
+
+import torch
+from torch import Tensor
+
+from undrift.kernels.cpu_pieces import FLOAT, fill
+from undrift.kernels.reference import by_channel
+from undrift.kernels.triton import tiles
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def supports(*tensors: Tensor) -> bool:
+    """Return whether these tensors can be worked on here: real numbers on a CPU, in any memory order."""
+    return all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors)
+
+
+def noise(y: Tensor, plane: Tensor, key: Tensor, first_row: int, groups: int, last: bool) -> Tensor:
+    """Return √plane·ε for an output like y, in y's memory order (a `dense` one) and plane's dtype."""
+    along = last or not y.is_contiguous()  # channels are neighbours in memory: each position is a vector
+    drawn = torch.empty(y.shape if last or not along else y.movedim(1, -1).shape, **FLOAT)
+    positions = (y.shape[1:-1] if last else y.shape[2:]).numel()
+    # Both numbers of a pair have one energy, unless they are of two groups.
+    inside = plane.dtype is torch.float32 and (last or groups == 1)
+    seen = (-1, drawn.shape[-1], 1) if along else (len(y), y.shape[1], positions)
+    energy = plane.reshape(*((-1, 1, 1) if along else (len(y), 1, positions))) if inside else None
+    fill(drawn.view(seen), key, first_row * positions, energy)
+    out = drawn if last or not along else drawn.movedim(-1, 1)
+    if inside:
+        return out
+    out = out.to(plane.dtype)
+    if last or groups == 1:
+        return out.mul_(plane.sqrt())
+    out.unflatten(1, (groups, -1)).mul_(plane.sqrt().unsqueeze(2))
+    return out
+
+
+def add_noise(
+    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> tuple[Tensor, Tensor]:
+    """Return y + σ·√plane·ε and, to keep for the backward pass, √plane·ε; in y's memory order, where it is `dense`."""
+    y = tiles.dense(y, last)
+    kept = noise(y, plane, key, first_row, groups, last)
+    sigma = by_channel(_sigma(log_var, plane), y.shape, last)
+    # Added in float32 or better, rounded once.
+    return torch.addcmul(y.to(kept.dtype), kept, sigma).to(y.dtype), kept
+
+
+def noise_gradients(
+    grad: Tensor, kept: Tensor, plane: Tensor, log_var: Tensor, groups: int, last: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of plane and log_var from what the forward pass kept."""
+    if grad.stride() != kept.stride():  # one copy: sums over two orders at once would take longer
+        grad = torch.empty_like(kept, dtype=grad.dtype).copy_(grad)
+    pull = grad * kept
+    sigma = _sigma(log_var, plane)
+    if last or not kept.is_contiguous():
+        vectors = (pull if last else pull.movedim(1, -1)).flatten(0, -2)
+        by_kernel = vectors.sum(0)
+        if groups == 1:
+            with torch.autocast("cpu", enabled=False):  # a backward pass inside it would multiply in bfloat16
+                by_position = (vectors @ sigma).view_as(plane)
+        else:
+            sums = vectors.unflatten(1, (groups, -1)).mul_(sigma.view(groups, -1)).sum(2)
+            by_position = sums.view(len(grad), -1, groups).movedim(2, 1).reshape(plane.shape)
+    else:
+        flat = pull.flatten(2)
+        by_kernel = flat.sum(2).sum(0)
+        by_position = flat.unflatten(1, (groups, -1)).mul_(sigma.view(groups, -1, 1)).sum(2).view_as(plane)
+    # √plane·ε stands where ε should: divided by plane it is ε / √plane. Where plane is 0 it is 0, whatever divides it.
+    grad_plane = (0.5 * by_position).div_(plane.clamp_min(torch.finfo(plane.dtype).smallest_normal))
+    return grad_plane, (0.5 * sigma * by_kernel).to(log_var.dtype)
+
+
+def _sigma(log_var: Tensor, plane: Tensor) -> Tensor:
+    return (0.5 * log_var).exp().to(plane.dtype)

@@ -1,0 +1,85 @@
+# ruff: noqa: ARG001 (a fake implementation takes all that the real one takes)
+"""The fused functions as operators of torch.library: one node for torch.compile, export, FakeTensor and autocast.
+
+On CUDA they run Triton's kernels, on a CPU small pieces, elsewhere PyTorch's own operators: as uncompiled code does.
+Their backward passes are operators too, and draw ε again. A second derivative is not provided: autograd says so when
+asked for one.
+"""
+
+import torch
+from torch import Tensor
+
+from undrift.kernels import cpu, dispatch, operator_gradients, reference
+
+
+def _launches(tensor: Tensor) -> bool:
+    """Return whether Triton's kernels serve it; where they should and cannot, that is said once."""
+    return tensor.is_cuda and dispatch._on_cuda(tensor) == "triton"
+
+
+@torch.library.custom_op("undrift::square_sum", mutates_args=())
+def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
+    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
+    if _launches(x):
+        from undrift.kernels.triton import launch
+
+        return launch.square_sum(x, groups, last)
+    return reference.square_sum(x, groups, last)
+
+
+@square_sum.register_fake
+def _(x: Tensor, groups: int, last: bool) -> Tensor:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=dtype)
+
+
+operator_gradients.of_square_sum(square_sum)
+
+
+@torch.library.custom_op("undrift::add_noise", mutates_args=())
+def add_noise(
+    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> Tensor:
+    """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
+    if _launches(y):
+        from undrift.kernels.triton import launch
+
+        return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
+    if dispatch.in_pieces(y, plane, log_var):
+        out, _ = cpu.add_noise(y, plane, log_var, key, first_row, groups, last)
+    else:
+        out = reference.add_noise(y, plane, log_var, key, first_row, groups, last)
+    # In y's memory format, as promised to the compiler.
+    return out if out.stride() == y.stride() else torch.empty_like(y).copy_(out)
+
+
+@add_noise.register_fake
+def _(y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool) -> Tensor:
+    return torch.empty_like(y)
+
+
+@torch.library.custom_op("undrift::noise_gradients", mutates_args=())
+def noise_gradients(
+    grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of plane and log_var for a gradient of `add_noise`'s output; ε is drawn again."""
+    if _launches(grad):
+        from undrift.kernels.triton import launch
+
+        return launch.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+    if dispatch.in_pieces(grad, plane, log_var):
+        kept = cpu.noise(grad, plane, key, first_row, groups, last)
+        grad_plane, grad_log_var = cpu.noise_gradients(grad, kept, plane, log_var, groups, last)
+    else:
+        grad_plane, grad_log_var = reference.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
+    return grad_plane.contiguous(), grad_log_var
+
+
+@noise_gradients.register_fake
+def _(
+    grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> tuple[Tensor, Tensor]:
+    return plane.new_empty(plane.shape), torch.empty_like(log_var)
+
+
+operator_gradients.of_add_noise(add_noise, noise_gradients)

@@ -1,0 +1,1 @@
+"""One step for both loops; epochs, streams, gathering, guarding and resuming."""

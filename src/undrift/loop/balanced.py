@@ -1,0 +1,144 @@
+"""Images whose classes come in runs: a step is made on as many of each predicted class, the newest of each.
+
+Norm statistics and losses of a batch take it for a sample of the domain. Where a camera looks at one thing for a while
+it is not: what normalises by such batches errs far more than the source network. So steps have a memory of their own,
+balanced by what the network itself predicts (after NOTE, Gong et al. 2022, and RoTTA, Yuan et al. 2023).
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.loop.gather import SIZES
+
+OLDEST = 16  # times as many images as a memory has room for: what came before is forgotten, an outlier too
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Images of one size: at most `room` of them, the newest of each class, and of no class many more than of another.
+
+    Nothing in it changes: what a batch adds to it is another memory, which is kept once the batch was answered.
+
+    Attributes:
+        room: the most that it holds.
+        images: from the oldest to the newest; None where there are none yet.
+        classes: what the network said of each.
+        came: the number of each among all that came.
+        count: how many came.
+        new: how many came since the last step.
+    """
+
+    room: int
+    images: Tensor | None = None
+    classes: tuple[int, ...] = ()
+    came: tuple[int, ...] = ()
+    count: int = 0
+    new: int = 0
+
+    def due(self, more: int) -> bool:
+        """Return whether with so many images more it may be full, and half of its room has come since a step."""
+        return len(self.classes) + more >= self.room and 2 * (self.new + more) >= self.room
+
+    @property
+    def ready(self) -> bool:
+        """Whether to make a step: it is due, and no class has more than half of the places.
+
+        Of the first run alone there is nothing to learn but the run.
+        """
+        return self.due(0) and 2 * max(Counter(self.classes).values()) <= len(self.classes)
+
+    def added(self, images: Tensor, classes: Tensor) -> "Memory":
+        """Return it with images that were answered; one without an answer (−1) is nothing to learn from."""
+        found = classes.tolist()
+        known = [place for place, its in enumerate(found) if its >= 0]
+        if not known:
+            return self
+        classes_ = (*self.classes, *(found[place] for place in known))
+        came = (*self.came, *(self.count + place for place in range(len(known))))
+        count = self.count + len(known)
+        kept = _balanced(classes_, came, self.room, count - OLDEST * self.room)
+        before = len(self.classes)
+        old, fresh = [p for p in kept if p < before], [known[p - before] for p in kept if p >= before]
+        parts = [images.detach()[fresh]] if self.images is None else [self.images[old], images.detach()[fresh]]
+        held = torch.cat(parts)
+        if images.ndim == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
+            held = held.contiguous(memory_format=torch.channels_last)
+        chosen = tuple(classes_[p] for p in kept), tuple(came[p] for p in kept)
+        return Memory(self.room, held, *chosen, count, self.new + len(known))
+
+
+def _balanced(classes: Sequence[int], came: Sequence[int], room: int, since: int) -> list[int]:
+    """Return the places that stay: without those that are too old, the oldest of the most frequent class goes first."""
+    places: dict[int, list[int]] = {}
+    for place, its in enumerate(classes):
+        if came[place] >= since:
+            places.setdefault(its, []).append(place)
+    gone = Counter[int]()
+    largest = [(-len(there), there[0], its) for its, there in places.items()]
+    heapq.heapify(largest)
+    for _ in range(sum(map(len, places.values())) - room):
+        size, _, its = largest[0]
+        gone[its] += 1
+        oldest = places[its][gone[its]] if gone[its] < len(places[its]) else len(classes)
+        heapq.heapreplace(largest, (size + 1, oldest, its))
+    return sorted(place for its, there in places.items() for place in there[gone[its] :])
+
+
+class BalancedGather:
+    """Gathers a balanced memory: once it is full, steps are made on all of it, one for half as many new images.
+
+    Attributes:
+        least: how many images it has room for.
+        memories: one for each size, precision and device of images, as a batch has one.
+    """
+
+    balanced = True
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.memories: dict[tuple[Any, ...], Memory] = {}
+
+    def of(self, images: Tensor) -> Memory:
+        """Return the memory of images like these."""
+        return self.memories.get(_kind(images)) or Memory(self.least)
+
+    def put(self, images: Tensor, memory: Memory) -> None:
+        """Keep a memory of images like these; where many sizes come, the oldest makes room."""
+        kind = _kind(images)
+        others = [(k, m) for k, m in self.memories.items() if k != kind]
+        self.memories = dict([*others[-(SIZES - 1) :], (kind, memory)])
+
+    def learned(self, images: Tensor, memory: Memory) -> None:
+        """Keep the memory that a step was made on, and wait for other images."""
+        self.put(images, replace(memory, new=0))
+
+    def forget(self, images: Tensor) -> None:
+        """Let go of all that are like these."""
+        self.memories.pop(_kind(images), None)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that it keeps, for a stream that goes on."""
+        kept = [
+            {name: value for name, value in vars(memory).items() if name != "room"} | {"images": memory.images.clone()}
+            for memory in self.memories.values()
+            if memory.images is not None
+        ]
+        return {"gather": self.least, "balanced": True, "memories": kept}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on with the images that waited when a stream was stopped."""
+        self.memories = {}
+        for kept in state["memories"]:
+            memory = Memory(self.least, **(dict(kept) | {"images": kept["images"].to(device, copy=True)}))
+            assert memory.images is not None
+            self.put(memory.images, memory)
+
+
+def _kind(images: Tensor) -> tuple[Any, ...]:
+    return (*images.shape[1:], images.dtype, images.device)

@@ -1,0 +1,133 @@
+"""Images that come one by one: each is answered at once, and a step waits until enough of them are there.
+
+Norm layers that normalise by the batch need one. Of single images a network makes next to nothing (WRN-40-2 on
+CIFAR-10-C: 90 % error, where the source has 49), and its steps ruin it.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from undrift._errors import OptionError, UndriftWarning
+from undrift.options import Options
+from undrift.posterior.perturbed import Perturbed
+from undrift.system.validate import count_or_none
+
+SIZES = 4  # of images, each with a batch of its own that fills
+
+
+class Gather:
+    """Keeps images until they are enough for a step: those of one size and precision, as a batch has one.
+
+    Attributes:
+        least: how many images a step wants.
+        waiting: those that came since the last one, in the parts in which they came.
+    """
+
+    balanced = False
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.waiting: list[Tensor] = []
+
+    def enough(self, images: Tensor) -> Tensor | None:
+        """Return all images of this size that wait, and these, where that is enough for a step."""
+        before = [part for part in self.waiting if _alike(part, images)]
+        if sum(map(len, before)) + len(images) < self.least:
+            return None
+        return torch.cat([*before, images]) if before else images
+
+    def keep(self, images: Tensor) -> None:
+        """Have these wait; where many sizes come, the oldest make room, so that memory does not grow for ever."""
+        self.waiting.append(images.detach().clone())  # a camera may write the next image to the same place
+        while sum(map(len, self.waiting)) > SIZES * self.least:
+            del self.waiting[0]
+
+    def forget(self, images: Tensor) -> None:
+        """Let go of all that wait and have the size of these."""
+        self.waiting = [part for part in self.waiting if not _alike(part, images)]
+
+    def state(self) -> dict[str, Any]:
+        """Return all that waits, for a stream that goes on."""
+        return {"gather": self.least, "waiting": [part.clone() for part in self.waiting]}
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on with the images that waited when a stream was stopped."""
+        self.waiting = [part.to(device, copy=True) for part in state["waiting"]]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
+
+
+def between_steps(options: Options) -> Options:
+    """Return a method's options such that it can answer between two steps: by statistics that the last one left.
+
+    "train" makes the same steps as "batch".
+    """
+    return options.replace(norm_statistics="train") if options.norm_statistics == "batch" else options
+
+
+def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -> int | None:
+    """Return how many images a step waits for, or None for a step a batch."""
+    least = count_or_none(gather, "gather", "Leave it out to make a step a batch; 64 serves single images.")
+    if not isinstance(balanced, bool):
+        raise OptionError(f"balanced={balanced!r} is neither True nor False. The memory's size is gather: gather=128.")
+    if least is None:
+        if balanced:
+            raise OptionError(
+                "balanced=True was given without gather; needed: how many images the balanced memory has room for. "
+                "Give gather=128 as well."
+            )
+        return None
+    if episodic:
+        raise OptionError(
+            f"gather={least} was given to an episodic stream, which forgets before every batch; what is gathered has "
+            "to outlast one. Give episodic=False, or leave gather out."
+        )
+    if (split := model.options.stream_split) is not None:
+        raise OptionError(
+            f"gather={least} was given with stream_split={split}, which makes steps on so many images at a time; "
+            "needed: one or the other. Leave one out."
+        )
+    for policy in _by_batch(model, ("batch", None)):
+        to_do = (
+            'Perturb with norm_statistics="train", which makes the same steps (a domain file keeps its own options).'
+            if policy.statistics
+            else "Give the network norm layers with track_running_stats=True, or leave gather out."
+        )
+        raise OptionError(
+            f"gather={least}: {policy.name} ({type(policy.layer).__name__}) normalises every answer by its own batch; "
+            f"needed: statistics that are kept between two steps. {to_do}"
+        )
+    return least
+
+
+def warn_of_single(model: Perturbed) -> None:
+    """Warn where a stream that normalises by the batch gets images one by one."""
+    if _by_batch(model, ("batch", "train", None)):
+        warnings.warn(
+            "images come one by one, and norm layers of this stream normalise by the batch; needed: some dozens of "
+            "images for a step (one alone: 90 % error where the source has 49, a WRN-40-2 on CIFAR-10-C). Give "
+            "stream(…, gather=64): it answers each at once and makes a step every 64. Or give larger batches.",
+            UndriftWarning,
+            stacklevel=3,
+        )
+
+
+def _by_batch(model: Perturbed, statistics: Sequence[str | None]) -> list[Any]:
+    """Return the batch norms over images with this policy; None is that of one without statistics of its own.
+
+    Those over vectors (BatchNorm1d) have one value a channel of an image, and take the kept ones for it.
+    """
+    return [
+        policy
+        for policy in model.norms
+        if isinstance(policy.layer, _BatchNorm)
+        and not isinstance(policy.layer, nn.BatchNorm1d)
+        and policy.statistics in statistics
+    ]

@@ -1,0 +1,183 @@
+"""A DataLoader that says for each image where it lies in its data set."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from undrift._errors import DataError
+from undrift.loop.collate_check import again, copied, reorders
+from undrift.posterior.batch import KEYS, images_of
+
+Pass = Iterator[tuple[Tensor, Tensor]]
+"""Places (int64, on the CPU) and images, batch by batch."""
+
+
+def filled(data: Any) -> None:
+    """Raise where there is not one image."""
+    if len(data) == 0:
+        raise DataError("unlabelled has no images; adapt needs some. Check the folder or the filter it was made from.")
+
+
+def even(batch_size: int, size: int) -> int:
+    """Return the batch size, or the next one that leaves no last batch of one: one image has no batch statistics."""
+    while size > 1 and batch_size > 1 and size % batch_size == 1:
+        batch_size += 1
+    return batch_size
+
+
+def mixed(places: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return the places in a mixed order that is always the same, a batch at a time."""
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0)).tolist()
+    step = even(batch_size, len(places))
+    return [[places[i] for i in order[at : at + step]] for at in range(0, len(order), step)]
+
+
+class OfLoader:
+    """A DataLoader over a data set with places: its batches, sampler, workers and collate function are kept.
+
+    Args:
+        strict: a place must mean the same image in every pass; else `aligned` says whether it does.
+
+    Attributes:
+        doubts: what the caller should warn of.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", strict: bool = True) -> None:
+        sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        subset = getattr(sampler, "indices", None)
+        dataset: Any = loader.dataset
+        filled(dataset)
+        places = range(len(dataset)) if subset is None else sorted({int(i) for i in subset})
+        self.size, self.aligned, self.strict = len(places), True, strict
+        self.doubts: list[str] = []
+        found = (loader.generator, getattr(sampler, "generator", None))
+        self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+        default = loader.collate_fn is default_collate
+        self._collate = _Collate(loader.collate_fn, watched=not default)
+        self._settings: dict[str, Any] = {
+            "dataset": _Placed(dataset, images_only=default),
+            "collate_fn": self._collate,
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+            # Workers that live on keep their random state, which a run that was killed and resumed could not repeat.
+            "persistent_workers": False,
+        }
+        batches: Any = loader.batch_sampler
+        self._batches = batches
+        self._generator = loader.generator
+        self._chunks = mixed(places, loader.batch_size or getattr(batches, "batch_size", None) or 64)
+        try:
+            self.steps = len(batches)
+        except TypeError:
+            self.steps = sum(1 for _ in batches)
+
+    def epoch(self) -> Pass:
+        """Yield the batches of the next epoch."""
+        yield from self._loader(self._batches, self._generator)
+
+    def everything(self) -> Pass:
+        """Yield every image once."""
+        # Its own generator: a look at the domain must not change the order of the next epoch.
+        yield from self._loader(self._chunks, torch.Generator().manual_seed(0))
+
+    def _loader(self, batches: Any, generator: torch.Generator | None) -> Pass:
+        loader: DataLoader[Any] = DataLoader(**self._settings, batch_sampler=batches, generator=generator)
+        at = 0
+        for places, item, found in loader:
+            images = images_of(item)
+            if found is not None:
+                self._object(found)
+            # Without places of its own an image is known by its position in the pass.
+            yield places if self.aligned else torch.arange(at, at + len(images)), images
+            at += len(images)
+        self._collate.watched = False  # one pass has shown every batch
+
+    def _object(self, found: str) -> None:
+        do = (
+            "Return one row a sample, in the order of the list that it is given; leave out nothing but samples that "
+            "are None."
+        )
+        if self.strict:
+            raise DataError(
+                f"the loader's collate_fn {found}; needed: a batch whose images lie as their samples do, because this "
+                f"likelihood keeps a label for each by its place in the data set. {do}"
+            )
+        if self.aligned:
+            self.aligned = self._collate.watched = False
+            self.doubts.append(
+                f"the loader's collate_fn {found}, and places need a batch whose images lie as their samples do; so "
+                f"the verdict has no agreement, and step.indices are positions in the pass. {do}"
+            )
+
+
+class _Placed(Dataset[Any]):
+    """A data set that says for each item where it lies."""
+
+    def __init__(self, dataset: Any, images_only: bool) -> None:
+        self.dataset = dataset
+        self.keep: Callable[[Any], Any] = _image if images_only else _whole
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, place: int) -> tuple[int, Any]:
+        return int(place), self.keep(self.dataset[place])
+
+    def __getitems__(self, places: list[int]) -> list[tuple[int, Any]]:
+        fetch = getattr(self.dataset, "__getitems__", None)
+        items = fetch(places) if fetch else [self.dataset[place] for place in places]
+        return [(int(place), self.keep(item)) for place, item in zip(places, items, strict=True)]
+
+
+class _Collate:
+    """The user's collate function, with the places beside what it makes, and what speaks against them.
+
+    It may run in a worker, so that is handed on as a value: an error from there would come with its traceback alone.
+
+    Args:
+        watched: ask it a second time about each batch, to see that it keeps the order.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], watched: bool) -> None:
+        self.collate, self.watched = collate, watched
+
+    def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any, str | None]:
+        places, samples = [place for place, _ in items], [sample for _, sample in items]
+        there = [at for at, sample in enumerate(samples) if _image(sample) is not None]
+        with again() as repeat:
+            kept = [copied(samples[at]) for at in there] if self.watched else []
+            batch = self.collate(samples)
+            try:
+                images = images_of(batch)
+            except DataError:
+                return torch.tensor(places), batch, None  # the caller will say it
+            if len(images) == len(there):
+                # The usual way to leave out broken files: None from the data set, dropped here.
+                places = [places[at] for at in there]
+            if len(images) != len(places):
+                return torch.tensor(places), batch, f"made {len(images)} images of {len(items)} samples"
+            if not self.watched:
+                return torch.tensor(places), batch, None
+            batch = copied(batch)  # it may have one buffer for all batches
+            repeat()
+            lost = reorders(self.collate, kept, images_of(batch))
+        return torch.tensor(places), batch, "reorders the samples of a batch" if lost else None
+
+
+def _image(item: Any) -> Any:
+    """Return the image of one sample before it is collated, so that not even the collate function meets a label."""
+    if isinstance(item, Mapping):
+        key = next((k for k in KEYS if k in item), None)
+        return item if key is None else _image(item[key])
+    return item[0] if isinstance(item, tuple | list) and item else item
+
+
+def _whole(item: Any) -> Any:
+    return item

@@ -1,0 +1,131 @@
+"""What of a run is written down, and how it goes on from there."""
+
+import hashlib
+import re
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from undrift._errors import DataError
+from undrift.images import FileDomain, TensorDomain
+from undrift.judge.history import Row
+from undrift.judge.verdict import Survey
+from undrift.loop.checkpoint import Checkpoint
+from undrift.packs.fingerprint import fingerprint
+from undrift.posterior.state import fill_likelihood, likelihood_state, restore, snapshot
+
+if TYPE_CHECKING:
+    from undrift.loop.epochs import Run
+
+_COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches", "best_epoch")
+_LATER = ("over", "idle_steps", "idle_epoch")  # older files have none of these
+
+
+def mark_of(images: Any) -> str | None:
+    """Return a mark of these images, None where they may differ each time (a Dataset that augments)."""
+    if isinstance(images, FileDomain):
+        content = "\n".join(source.name for source in images.sources).encode()
+    elif isinstance(images, Tensor | TensorDomain):
+        pixels = images.images if isinstance(images, TensorDomain) else images
+        few = pixels.detach()[:: max(1, len(pixels) // 8)].cpu().contiguous()
+        content = few.flatten().view(torch.uint8).numpy().tobytes()
+    else:
+        return None
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def shown(part: object) -> str:
+    """Return how a part prints, the same in every process."""
+    # Functions print with an address that the next process does not have.
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
+
+
+def identity(run: "Run") -> dict[str, Any]:
+    """Return what two parts of one run have in common."""
+    return {
+        "source network": fingerprint(run.model),
+        **run.model.options.as_dict(),
+        "likelihood": shown(run.likelihood),
+        "keepers": [shown(keeper) for keeper in run.stepper.keepers],
+        "epochs": run.epochs,
+        "keep best": run.keep_best,
+        "images": run.data.size,
+        "which images": run.mark,
+        "batches": run.data.steps,
+    }
+
+
+def pack(run: "Run") -> Checkpoint:
+    """Return the whole state of a run that stands between two steps."""
+    likelihood = likelihood_state(run.likelihood)
+    values: dict[str, Any] = {name: getattr(run, name) for name in (*_COUNTS, *_LATER)}
+    values |= {
+        "under way": run.start is not None,
+        "bad_images": sorted(run.bad_images),
+        "surveys": {epoch: asdict(found) for epoch, found in run.surveys.items()},
+        "likelihood": {name: value for name, value in likelihood.items() if not isinstance(value, Tensor)},
+    }
+    keepers = [keeper.state_dict() for keeper in run.stepper.keepers]
+    values["keepers"] = [{n: v for n, v in state.items() if not isinstance(v, Tensor)} for state in keepers]
+    groups = {
+        "model": snapshot(run.model),
+        "optimiser": _optimiser_state(run.stepper.optimiser),
+        "random": run.randomness.state(),
+        "start": run.start or {},
+        "likelihood": {name: value for name, value in likelihood.items() if isinstance(value, Tensor)},
+        "best": run.best,
+        "answers": run.answers,
+        "history": {"steps": torch.tensor([astuple(row) for row in run.rows], dtype=torch.float64)},
+    }
+    groups |= {
+        f"keeper{number}": {n: v for n, v in state.items() if isinstance(v, Tensor)}
+        for number, state in enumerate(keepers)
+    }
+    return Checkpoint(run.identity, values, groups)
+
+
+def unpack(run: "Run", found: Checkpoint) -> None:
+    """Put a run to where the checkpoint stood."""
+    groups = {name: found.groups.get(name, {}) for name in ("random", "start", "likelihood", "best", "answers")}
+    try:
+        restore(run.model, found.groups["model"])  # checks all names and shapes first
+        _fill_optimiser(run.stepper.optimiser, found.groups.get("optimiser", {}))
+        for name in _COUNTS:
+            setattr(run, name, found.values[name])
+        for name in _LATER:
+            setattr(run, name, found.values.get(name, getattr(run, name)))
+        run.start = groups["start"] if found.values["under way"] else None
+        run.bad_images = set(found.values["bad_images"])
+        run.surveys = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}
+        run.best, run.answers = groups["best"], groups["answers"]
+        rows = found.groups["history"]["steps"].tolist()
+        run.rows = [Row(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
+        fill_likelihood(run.likelihood, found.values["likelihood"] | groups["likelihood"], run.model)
+        for number, (keeper, plain) in enumerate(zip(run.stepper.keepers, found.values["keepers"], strict=True)):
+            keeper.load_state_dict(plain | found.groups.get(f"keeper{number}", {}))
+        run.randomness.put(groups["random"])
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{run.path} lacks {error}; needed: a checkpoint as adapt writes it. Delete the file to start anew."
+        ) from error
+
+
+def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _fill_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    whole = optimiser.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = value
+    optimiser.load_state_dict({**whole, "state": state})

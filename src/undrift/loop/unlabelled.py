@@ -1,0 +1,190 @@
+"""Unlabelled images in every form that people have them, each with its place in the domain, for pass after pass."""
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from undrift._errors import DataError
+from undrift.images import FileDomain, TensorDomain
+from undrift.loop.indexed_loader import OfLoader, Pass, even, filled, mixed
+from undrift.posterior.batch import images_of
+
+
+class Unlabelled(Protocol):
+    """A domain to go through many times.
+
+    Attributes:
+        size: number of images.
+        steps: number of batches in an epoch.
+        aligned: whether a place means the same image in every pass.
+        generators: what the order is drawn from, beside torch's global generator.
+        doubts: what is to be warned of; it may grow with the first pass.
+    """
+
+    size: int
+    steps: int
+    aligned: bool
+    generators: list[torch.Generator]
+    doubts: list[str]
+
+    def epoch(self) -> Pass:
+        """Yield the batches of one epoch, in an order of its own."""
+        ...
+
+    def everything(self) -> Pass:
+        """Yield each image once, in the same order every time.
+
+        The order is a mixed one: images often lie sorted by class, and norm layers that use the statistics of a batch
+        must not see batches of one class.
+        """
+        ...
+
+
+def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict: bool = True) -> Unlabelled:
+    """Return the domain behind what a user calls unlabelled images; labels are not looked at.
+
+    Args:
+        data: a DataLoader, a Dataset, a tensor, an undrift.images domain, a list of batches, or another iterable that
+            can be gone through again.
+        batch_size: used where the batches are made here.
+        generator: gives their order, where they are made here.
+        strict: a place must mean the same image in every pass, or an error says why it does not.
+    """
+    if isinstance(data, FileDomain | TensorDomain):
+        return _OfDomain(data, batch_size, generator)
+    if isinstance(data, Tensor):
+        return _OfTensor(images_of(data), batch_size, generator)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        filled(data)  # before torch's sampler says it in its own words
+        data = DataLoader(data, batch_size, shuffle=True, generator=generator)
+    elif isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size)
+    own = isinstance(data, DataLoader) and type(data).__iter__ is not DataLoader.__iter__
+    if isinstance(data, DataLoader) and data.batch_sampler is not None and hasattr(data.dataset, "__len__") and not own:
+        return OfLoader(data, strict)
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise DataError(
+            f"unlabelled is a {type(data).__name__}; adapt needs a DataLoader, a Dataset, a tensor of images, a domain "
+            "of undrift.images or a list of batches. For a folder of images: undrift.images.domain(folder)."
+        )
+    if isinstance(data, Iterator):
+        raise DataError(
+            f"unlabelled is a {type(data).__name__}, which can be gone through once; adapt goes through its images "
+            "every epoch. Give a DataLoader or list(batches); for one pass as images arrive use undrift.stream."
+        )
+    batches = _OfIterable(data)
+    if strict and not batches.aligned:
+        do = "Give a DataLoader over a data set with a length (it may shuffle and augment), a tensor, or a list."
+        if own:
+            do = (
+                f"{type(data).__name__} has an __iter__ of its own, whose images are known by their position alone: do "
+                "what it does in the data set or the collate_fn of a plain DataLoader, or let it neither shuffle nor "
+                "augment."
+            )
+        raise DataError(
+            "two passes over unlabelled gave different images at the same position, and this likelihood keeps a label "
+            f"for each image. {do}"
+        )
+    return batches
+
+
+class _OfTensor:
+    """Images in one tensor, wherever it lies."""
+
+    def __init__(self, images: Tensor, batch_size: int, generator: torch.Generator) -> None:
+        self.images, self.batch_size = images, batch_size
+        filled(images)
+        self.size, self.steps, self.aligned = len(images), math.ceil(len(images) / batch_size), True
+        self.generators = [generator]
+        self.doubts: list[str] = []
+
+    def epoch(self) -> Pass:
+        order = torch.randperm(self.size, generator=self.generators[0])
+        for places in order.split(self.batch_size):
+            yield places, self._at(places)
+
+    def everything(self) -> Pass:
+        for chunk in mixed(range(self.size), self.batch_size):
+            places = torch.tensor(chunk)
+            yield places, self._at(places)
+
+    def _at(self, places: Tensor) -> Tensor:
+        # Not blocking: as an index, places on the CPU would be waited for together with all that a GPU has yet to do.
+        return self.images[places.to(self.images.device, non_blocking=True)]
+
+
+class _OfDomain:
+    """A domain of undrift.images; its unreadable images are skipped, counted and named there."""
+
+    def __init__(self, domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator) -> None:
+        filled(domain)
+        self.size, self.steps, self.aligned = len(domain), math.ceil(len(domain) / batch_size), True
+        self.generators = [generator]
+        self.doubts: list[str] = []
+        self._fixed = torch.Generator()
+        self._epoch = _placed(domain, batch_size, generator)
+        self._everything = _placed(domain, even(batch_size, len(domain)), self._fixed)
+
+    def epoch(self) -> Pass:
+        for images, places in self._epoch:
+            yield torch.tensor(places), images
+
+    def everything(self) -> Pass:
+        self._fixed.manual_seed(0)
+        for images, places in self._everything:
+            yield torch.tensor(places), images
+
+
+def _placed(
+    domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator
+) -> Iterable[tuple[Tensor, list[int]]]:
+    """Return batches with each image's place in the domain instead of its label."""
+    if isinstance(domain, TensorDomain):
+        return domain._batches(list, batch_size, generator, False)
+    return domain._batches(list, batch_size, generator, False, "cpu", None)
+
+
+class _OfIterable:
+    """Batches in an order that somebody else decides; a place is a position in the pass."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+        found = (getattr(batches, "generator", None), getattr(getattr(batches, "sampler", None), "generator", None))
+        self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+        self.doubts: list[str] = []
+        self._seen = [_mark(images_of(item)) for item in batches]  # one pass more: nobody else knows the number
+        self.size, self.steps = sum(rows for rows, _ in self._seen), len(self._seen)
+        if self.size == 0:
+            raise DataError("unlabelled gave no batch; adapt needs some images. Check that it can be iterated twice.")
+        again = [_mark(images_of(item)) for item, _ in zip(batches, range(2), strict=False)]
+        self.aligned = again == self._seen[: len(again)] and len(again) == min(2, self.steps)
+
+    def epoch(self) -> Pass:
+        at = number = 0
+        for number, item in enumerate(self.batches, 1):
+            images = images_of(item)
+            if self.aligned and (number > self.steps or _mark(images) != self._seen[number - 1]):
+                raise DataError(
+                    f"batch {number} of a pass holds other images than in the first pass; without an index the images "
+                    "are known by their position. Give a DataLoader over a data set with a length, which may shuffle."
+                )
+            yield torch.arange(at, at + len(images)), images
+            at += len(images)
+        if number == 0:
+            raise DataError(
+                "a later pass over the batches gave none; adapt needs them every epoch. Give a list or a DataLoader."
+            )
+
+    def everything(self) -> Pass:
+        yield from self.epoch()
+
+
+def _mark(images: Tensor) -> tuple[int, int]:
+    """Return number of images and a checksum of the first: enough to notice another order."""
+    first = images[:1].detach().cpu().contiguous()
+    return len(images), zlib.crc32(first.view(torch.uint8).numpy().tobytes()) if len(images) else 0

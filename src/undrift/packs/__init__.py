@@ -1,0 +1,1 @@
+"""What is kept of an adaptation: domain files, fingerprints, exported networks."""

@@ -1,0 +1,167 @@
+"""The adapted mean network without undrift: a plain `state_dict` file, or a program of `torch.export`."""
+
+import copy
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import DataError, OptionError, UndriftError
+from undrift.likelihood.masks import attached_masks
+from undrift.options import _suggest
+from undrift.packs.file import domain_state
+from undrift.packs.packing import written_by
+from undrift.posterior.layers import evaluating
+from undrift.posterior.model_lock import turn
+from undrift.posterior.norm import Norm
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.select import plain_name
+from undrift.posterior.state import keeping_noise
+from undrift.posterior.statistics import noise_kept, own_statistics, warn_of_noise
+from undrift.predict import sound_batches
+from undrift.system.atomic import check, write_bytes
+
+Format = Literal["state_dict", "torch.export"]
+FORMATS = ("state_dict", "torch.export")
+
+
+def export(
+    model: Perturbed,
+    path: str | os.PathLike[str],
+    format: Format = "state_dict",  # noqa: A002
+    example: Any = None,
+    images: Tensor | Iterable[Any] | None = None,
+) -> int:
+    """Write the adapted mean network as other programs read it, and return the file's size in bytes.
+
+    Both are what `predict(model, images, samples=0)` computes; the noise, and with it mutual information, stays behind.
+    Norm statistics that noisy passes moved are not the mean network's: give images of the domain, from which it takes
+    its own. Without them a warning says so.
+
+    - "state_dict": a safetensors file of source weights and adapted norm layers, which loads strictly into your own
+      class: `net.load_state_dict(safetensors.torch.load_file(path))`, then `net.eval()`.
+    - "torch.export": a .pt2 program of its own, which needs neither your class nor undrift:
+      `torch.export.load(path).module()(images)`. The batch may have any size.
+
+    Args:
+        model: a perturbed network.
+        path: where to; written whole or not at all.
+        format: "state_dict" or "torch.export".
+        example: a batch of images (or a tuple of the network's arguments), for "torch.export".
+        images: of the domain, for the mean network's own norm statistics: a tensor, a domain, or batches.
+
+    Raises:
+        OptionError: batch statistics were asked of a state_dict, which cannot hold them.
+    """
+    if format not in FORMATS:
+        raise OptionError(
+            f"format={format!r}{_suggest(format, FORMATS)} is not one of {', '.join(FORMATS)}. Take state_dict to "
+            "load into your own class, torch.export for a program that needs none."
+        )
+    if not isinstance(model, Perturbed):
+        raise UndriftError(
+            f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."
+        )
+    check(path)
+    if images is None and (size := noise_kept(model)):
+        asked = "the exported network has none; needed: statistics of its own"
+        warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).", stacklevel=3)
+    plain = mean_network(model, images)
+    return write_bytes(path, _state_dict(model, plain) if format == "state_dict" else _program(model, plain, example))
+
+
+def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None) -> nn.Module:
+    """Return a plain copy of the adapted mean network, in eval mode: no hooks, no noise, no tie to the model.
+
+    Args:
+        images: of the domain, for norm statistics of its own (see `export`).
+    """
+    if model._removed:
+        raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
+    if attached_masks(model) is not None:
+        raise OptionError(
+            "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
+            "it would be another network. Train the source with undrift_bench.zoo.masked, or keep the domain file."
+        )
+    statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
+    with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
+        plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
+        state = dict(domain_state(model))
+    held = {part.name: part for part in (*model.norms, *model.trained)}
+    for name, layer in plain.named_modules():
+        part = held.get(plain_name(name))
+        if part is None:
+            continue
+        for own in part.tensors():
+            tensor = layer._parameters.get(own, layer._buffers.get(own))
+            if tensor is not None:
+                tensor.data = state[f"{part.name}.{own}" if part.name else own].detach().clone()
+        if isinstance(part, Norm) and part.statistics == "batch":
+            # Without kept statistics, a norm layer takes those of its batch in eval mode too.
+            layer.running_mean = layer.running_var = None
+            layer.track_running_stats = False
+    return plain.requires_grad_(False)
+
+
+def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the finite images; a lone one has no variance behind a pooled map, and is left out."""
+    none = True
+    for batch in sound_batches(model, images, 100 if isinstance(images, Tensor) else None):
+        if len(batch) > 1:
+            none = False
+            yield batch
+    if none:
+        raise DataError(
+            "images has no batch of two finite images or more; needed: images of the domain, from which norm "
+            "statistics are taken. Give a tensor, a domain or batches of them."
+        )
+
+
+def _state_dict(model: Perturbed, plain: nn.Module) -> bytes:
+    batch = [policy.name for policy in model.norms if policy.statistics == "batch"]
+    if batch:
+        raise OptionError(
+            f'norm_statistics="batch": {", ".join(batch[:3])}{", …" if len(batch) > 3 else ""} use the statistics of '
+            "each test batch; a state_dict holds kept statistics only, and would be another network. Export with "
+            'format="torch.export", which can, or adapt with norm_statistics="moving".'
+        )
+    state = {plain_name(name): value for name, value in plain.state_dict().items()}
+    if odd := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise DataError(
+            f"{', '.join(odd)} in the network's state_dict is no tensor; a safetensors file holds tensors only. Export "
+            'with format="torch.export", or use torch.save(mean_network(model).state_dict(), path) yourself.'
+        )
+    # Copies: tied weights share memory, which the format does not allow; each name gets its own.
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
+    return safetensors.torch.save(tensors, {"format": "pt", **_about(model)})
+
+
+def _program(model: Perturbed, plain: nn.Module, example: Any) -> bytes:
+    args = example if isinstance(example, tuple) else (example,)
+    if not args or not all(isinstance(a, Tensor) and a.ndim > 0 for a in args):
+        found = "no example" if example is None else f"an example that is {type(example).__name__}"
+        raise OptionError(f"{found} was given; torch.export needs a batch to trace. Give it: example=images.")
+    # A batch of one would be taken as a size that never changes.
+    args = tuple(torch.cat([a, a]) if a.shape[0] == 1 else a for a in args)
+    shapes = tuple({0: torch.export.Dim.AUTO} for _ in args)
+    with torch.no_grad():
+        program = torch.export.export(plain, args, dynamic_shapes=shapes if len(args) > 1 else (shapes[0],))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"undrift.json": json.dumps(_about(model))})
+    return buffer.getvalue()
+
+
+def _about(model: Perturbed) -> dict[str, str]:
+    """Return what a user of the file should know: what made it, and how images reach the network."""
+    texts = {"undrift": written_by()}
+    if model.preprocess is not None:
+        texts["preprocess"] = json.dumps(model.preprocess.to_dict())
+    if model.classes is not None:
+        texts["classes"] = json.dumps(model.classes, ensure_ascii=False)
+    return texts

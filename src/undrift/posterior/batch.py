@@ -1,0 +1,78 @@
+"""What loaders yield, as images: a tensor, a tuple, a dict. Labels are never looked at."""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import DataError
+from undrift.posterior.perturbed import Perturbed
+
+KEYS = ("pixel_values", "image", "images", "x", "input", "inputs", "img", "data")
+
+
+def images_of(item: Any) -> Tensor:
+    """Return the images, batch first, from what a loader yields; nothing else in it is read.
+
+    Examples:
+        >>> images_of((torch.zeros(4, 3, 8, 8), "labels are not looked at")).shape
+        torch.Size([4, 3, 8, 8])
+    """
+    if isinstance(item, Mapping):
+        key = next((k for k in KEYS if k in item), None)
+        if key is None:
+            raise DataError(
+                f"the loader yields dicts with {', '.join(map(repr, item)) or 'no entries'}; images are looked for "
+                f"under {', '.join(KEYS)}. Rename the entry, or yield the images alone."
+            )
+        return images_of(item[key])
+    if isinstance(item, tuple | list) and item:
+        # A collated batch has one tensor of images; taking the first of many separate ones would lose the others.
+        if len(item) > 1 and all(isinstance(x, Tensor) and x.ndim == 3 for x in item):
+            raise DataError(
+                f"the loader yields {type(item).__name__}s of {len(item)} separate images, the first of shape "
+                f"{tuple(item[0].shape)}; a batch is one tensor. Collate them: torch.stack(images)."
+            )
+        return images_of(item[0])
+    if not isinstance(item, Tensor):
+        raise DataError(
+            f"the loader yields {type(item).__name__} objects; a batch is a tensor, a tuple that starts with one, or a "
+            "dict with one. Convert it in the dataset or the collate function."
+        )
+    if not item.is_floating_point() or item.ndim < 2:
+        raise DataError(
+            f"the loader yields a {item.dtype} tensor of shape {tuple(item.shape)}; a batch of images is a tensor of "
+            "floats with the batch first, normalised as in training. Convert it in the dataset: image.float() / 255."
+        )
+    return item
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the network's first parameter or buffer."""
+    return next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+
+
+def to_device(images: Tensor, model: nn.Module) -> Tensor:
+    """Return the images where the network is; in its precision, where that is a half one."""
+    device = device_of(model)
+    half = _half(model)
+    if half is None or not images.is_floating_point() or torch.is_autocast_enabled(device.type):
+        return images.to(device, non_blocking=True)
+    return images.to(device, half, non_blocking=True)
+
+
+def _half(model: nn.Module) -> torch.dtype | None:
+    """Return float16 or bfloat16 where all weights are that: such a network takes no other images.
+
+    Vectors are not asked, norm layers often stay in float32; nor is the noise, which always does. Any other network is
+    known by its first weight.
+    """
+    found = None
+    for parameter in (model.net if isinstance(model, Perturbed) else model).parameters():
+        if parameter.ndim > 1 and parameter.is_floating_point():
+            if parameter.dtype not in (torch.float16, torch.bfloat16) or found not in (None, parameter.dtype):
+                return None
+            found = parameter.dtype
+    return found

@@ -1,0 +1,213 @@
+"""A network with noise on its weights: the class that `undrift.perturb` returns."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import UndriftError
+from undrift.options import Options
+from undrift.posterior import layers, norm, table
+from undrift.posterior.attached import Attached, Hook, Hooks, root_of
+from undrift.posterior.input_copies import Inputs, copies
+from undrift.posterior.log_var_row import Rows
+from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.seeds import Key
+from undrift.posterior.select import Choice, matching, plain_name
+from undrift.posterior.swap import Trained
+from undrift.posterior.tied import held_weights
+from undrift.system.interrupts import uninterrupted
+from undrift.system.validate import generator_or_seed
+
+if TYPE_CHECKING:
+    from undrift.images.preprocess import Preprocess
+
+
+class Perturbed(nn.Module):
+    """A network with noise on its weights; made by `perturb`.
+
+    Attributes:
+        net: the user's network, hooked.
+        options: every choice that was made.
+        noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
+        norms: the policy of each norm layer.
+        trained: the modules whose own weights are trained; the paper trains none.
+        preprocess: what happens to an image before the network sees it, where it is known.
+        classes: the names of the classes, in the order of the outputs, where they are known.
+    """
+
+    preprocess: "Preprocess | None" = None
+    classes: tuple[str, ...] | None = None
+
+    def __init__(
+        self, net: nn.Module, options: Options, choices: list[Choice], generator: torch.Generator | None
+    ) -> None:
+        super().__init__()
+        self.options = options
+        self.net = net
+        first = next(p for p in (*net.parameters(), *net.buffers()) if p is not None)
+        self.key = Key(first.device, generator)
+        self.noise = nn.ModuleDict()
+        self.choices = choices
+        self.norms: list[norm.Norm] = []
+        self.trained: list[Trained] = []
+        self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
+        self._inputs = Inputs()
+        self._before: Hooks = [(root_of(net), self.key.begin)]
+        self._after: Hooks = []
+        self._attached = Attached(net, self.key, self._before, self._after, (self.norms, self.trained))
+        self._make_noise(choices)
+        self._make_copies()
+        self.key.rows = Rows(self.noise)
+        self._after.append((root_of(net), self.key.end))
+        try:
+            with uninterrupted():
+                self._attached.attach()
+        except BaseException:  # Ctrl-C: nobody will have this perturbed network
+            self._attached.remove()
+            raise
+
+    @property
+    def _removed(self) -> bool:
+        return self._attached.removed
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the network returns, noisy."""
+        if self._removed:
+            raise UndriftError("this perturbation was removed. Call the network itself, or undrift.perturb it again.")
+        if torch.compiler.is_compiling():
+            if self._inputs.copied:
+                args, kwargs = copies(args, kwargs)
+            return self.net(*args, **kwargs)
+        try:
+            return self._inputs.call(self.net, args, kwargs)
+        except BaseException:
+            # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
+            for policy in self.norms:
+                policy.settle()
+            self.key.ready = None
+            raise
+
+    @contextmanager
+    def off(self) -> Iterator[nn.Module]:
+        """Give the source network, bit for bit, for the length of a `with` block; its weights are to stay."""
+        attached, block = self._attached, object()
+        try:
+            try:
+                attached.leave(block)
+                yield self.net
+                # Not in `finally`: an error under way says more.
+                attached.warn_of_changes()
+            finally:
+                attached.come_back(block)
+        except BaseException:  # Ctrl-C may come on the way back too, before it is held off
+            attached.come_back(block)
+            raise
+
+    @contextmanager
+    def mean(self) -> Iterator["Perturbed"]:
+        """Give the adapted network without noise, its moving statistics at rest, for the length of a `with` block."""
+        own = vars(self.key)  # in one call, which Ctrl-C cannot halve
+        before = {"noisy": self.key.noisy, "training": self.key.training}
+        try:
+            own.update(noisy=False, training=False)
+            yield self
+        finally:
+            own.update(before)
+
+    @contextmanager
+    def rest(self) -> Iterator["Perturbed"]:
+        """Keep moving statistics where they are, for the length of a `with` block."""
+        own = vars(self.key)
+        before = {"training": self.key.training}
+        try:
+            own.update(training=False)
+            yield self
+        finally:
+            own.update(before)
+
+    def remove(self) -> nn.Module:
+        """Take the perturbation off and return the network as it was: outputs, tensors, hooks and flags."""
+        self._attached.remove()
+        return self.net
+
+    def give_back(self) -> None:
+        """Let the network have itself back once nobody holds this perturbed network any more."""
+        weakref.finalize(self, self._attached.remove).atexit = False
+
+    def reseed(self, generator: torch.Generator | int | None = None) -> None:
+        """Start the noise anew: the same seed gives the same noise, step by step."""
+        self.key.reseed(generator_or_seed(generator))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._attached.aside:
+            raise UndriftError(
+                "a perturbed network was copied or pickled inside `with model.off():`; the copy would have no noise. "
+                "Copy it outside, or copy model.net alone."
+            )
+        return self.__dict__
+
+    def noises(self) -> list[Noise]:
+        """Return the noise of each perturbed weight."""
+        return list(self.noise.values())  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return table.render(self)
+
+    def _make_noise(self, choices: list[Choice]) -> None:
+        by_weight: dict[int, Noise] = {}
+        for choice in choices:
+            if choice.why_not is not None:
+                continue
+            layer = choice.layer
+            energy = self.options.first_energy if choice is choices[0] else self.options.energy
+            sharing = self.options.conv_sharing if layers.kind(layer) in {"conv", "conv_transpose"} else None
+            noises = {}
+            for name, module, attribute, tied in held_weights(layer):
+                if tied not in by_weight:
+                    by_weight[tied] = noise = Noise(
+                        module,
+                        layers.effective_weight(module, attribute),
+                        sharing or self.options.linear_sharing,
+                        energy,
+                        self.options,
+                        self.key,
+                        len(by_weight),
+                    )
+                    # Not by its own setter, which refuses layers called "keys" or "values".
+                    self.noise._modules[slot(choice.name, name)] = noise
+                    self.key.waiting[noise.number] = choice.name
+                    self.weights.append((noise, module, attribute))
+                noises[name] = by_weight[tied]
+            hook: Hook = Rerun(layer, noises).drawn
+            if layers.is_standard(layer):
+                hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
+            self._after.append((layer, hook))
+
+    def _make_copies(self) -> None:
+        """Copy what adaptation changes of the network itself: norm layers, and weights where they are trained."""
+        copies: dict[int, Tensor] = {}
+        for name, layer in self.net.named_modules():
+            if isinstance(layer, norm.KINDS):
+                plain = plain_name(name)
+                policy = norm.Norm(plain, layer, self.options, bool(matching(plain, self.options.frozen)), self.key)
+                policy.copy(copies)
+                self.norms.append(policy)
+                if policy.statistics is not None:  # a layer norm has none to choose, and hooks take their time
+                    self._before.append((layer, policy.before))
+                    self._after.append((layer, policy.after))
+            elif layer._parameters and self._is_trained(plain_name(name)):
+                self.trained.append(held := Trained(plain_name(name), layer))
+                held.copy(copies)
+
+    def _is_trained(self, name: str) -> bool:
+        return bool(matching(name, self.options.train)) and not matching(name, self.options.frozen)
+
+
+def slot(layer: str, weight: str) -> str:
+    """Return the name a weight's noise is registered under: module names may not hold dots."""
+    own = layer.replace(".", "/") or "(root)"
+    return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"

@@ -1,0 +1,153 @@
+"""The adapted part of a network, and the modes it works in while we use it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import PerturbationMismatch
+from undrift.posterior.norm import MOVING
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.seeds import Key
+from undrift.system.interrupts import surely
+
+
+@contextmanager
+def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
+    """Let moving statistics move at another pace for the length of a `with` block."""
+    paces = [policy.momentum for policy in model.norms]
+    for policy in model.norms:
+        policy.momentum = momentum
+    try:
+        yield
+    finally:
+        for policy, pace in zip(model.norms, paces, strict=True):
+            policy.momentum = pace
+
+
+@contextmanager
+def keeping_noise(key: Key) -> Iterator[None]:
+    """Put the noise back to where it stood at the start of a `with` block."""
+    seed = key.seed.clone()
+    with keeping_step(key):
+        try:
+            yield
+        finally:
+            surely(lambda: key.seed.copy_(seed))
+
+
+@contextmanager
+def keeping_step(key: Key) -> Iterator[None]:
+    """Put the noise back to where it stood, where nobody sows it anew meanwhile."""
+    step = key.step.clone()
+    kept = key.calls, key.current, key.stale, key.replay.recording
+
+    def put_back() -> None:
+        key.step.copy_(step)
+        key.calls, key.current, key.stale, key.replay.recording = kept
+        key.ready = None  # of a pass that raised
+
+    try:
+        yield
+    finally:
+        surely(put_back)
+
+
+def noisy_statistics(model: Perturbed) -> bool:
+    """Return whether norm layers have kept statistics that noisy passes moved: the mean network's are others."""
+    if not model.noise or not model.options.train_samples:  # steps without noise: they are the mean network's own
+        return False
+    kept = [policy for policy in model.norms if policy.statistics in MOVING]
+    # What is known first: to look up is a wait for a GPU.
+    return any(policy.noisy for policy in kept) or any(policy.knows_noise() for policy in kept)
+
+
+def quiet_statistics(model: Perturbed) -> bool:
+    """Return whether norm layers have kept statistics, none of which noisy passes moved: no draw fits those."""
+    return any(policy.statistics in MOVING for policy in model.norms) and not noisy_statistics(model)
+
+
+@contextmanager
+def one_pass(model: Perturbed) -> Iterator[Perturbed]:
+    """Give the network such that one pass stands for its answers, for the length of a `with` block.
+
+    That is the mean network; one draw where kept statistics are those of noisy passes. Statistics rest, and the step is
+    put back at the end: the noise of what follows is what it would have been, and the same that was drawn here.
+    """
+    with keeping_noise(model.key), model.rest() if noisy_statistics(model) else model.mean():
+        yield model
+
+
+@contextmanager
+def drawing(key: Key, noisy: bool) -> Iterator[None]:
+    """Make passes with noise, or without, for the length of a `with` block."""
+    before, key.noisy = key.noisy, noisy
+    try:
+        yield
+    finally:
+        key.noisy = before
+
+
+@contextmanager
+def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
+    """Give the network with or without noise, its norm layers as in a step, for passes that move no statistics.
+
+    At rest, "train" would take the average that noisy draws have moved instead of the batch's own statistics. The mean
+    network does not fit that: in steps of a ResNet-50 on sketches it had 17 % right, by its batches 40
+    (benchmarks/noise_statistics.py).
+    """
+    # A pace of 0 leaves an average where it is; the average over a domain has none, so all but "train" rest.
+    with drawing(model.key, noisy), model.rest(), moving_by(model, 0.0):
+        model.key.training = model.options.norm_statistics == "train"
+        yield model
+
+
+def adapted(model: Perturbed) -> dict[str, Tensor]:
+    """Return all that adaptation changes, by its name in the state dict: learnables, norm state, and the noise's."""
+    for policy in model.norms:
+        policy.settle()  # a pass of the plain network that Ctrl-C stopped could not
+    tensors: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    norms = {id(b) for policy in model.norms for b in policy.layer._buffers.values() if b is not None}
+    tensors |= {n: b for n, b in model.named_buffers() if id(b) in norms}
+    return tensors | {"key.seed": model.key.seed, "key.step": model.key.step}
+
+
+def snapshot(model: Perturbed) -> dict[str, Tensor]:
+    """Return a copy of the adapted state."""
+    return {name: tensor.detach().clone() for name, tensor in adapted(model).items()}
+
+
+@torch.no_grad()
+def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
+    """Put an adapted state back, all of it or nothing."""
+    own = adapted(model)
+    wrong = [n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape]
+    if wrong:
+        raise PerturbationMismatch(
+            f"the saved state and this network differ in {', '.join(sorted(wrong)[:5])} ({len(wrong)} in all); every "
+            "name and shape has to be the same. Perturb the same network with the same options."
+        )
+    for name, tensor in own.items():
+        tensor.copy_(state[name])
+    filled_in(model)
+
+
+def filled_in(model: Perturbed) -> None:
+    """Say that another state was put into the model: what its statistics are of is to be looked up."""
+    for policy in model.norms:
+        policy.noisy = False
+
+
+def likelihood_state(likelihood: object) -> dict[str, Any]:
+    """Return what a likelihood has to go on from, if it says so."""
+    state = getattr(likelihood, "state_dict", None)
+    return {} if state is None else state()
+
+
+def fill_likelihood(likelihood: object, state: dict[str, Any], model: Perturbed) -> None:
+    """Put a likelihood to where it stood."""
+    load = getattr(likelihood, "load_state_dict", None)
+    if load is not None:
+        load(state) if isinstance(likelihood, nn.Module) else load(state, model)

@@ -1,0 +1,107 @@
+"""Whether kept norm statistics fit the mean network; and a pass over a domain that gives it statistics of its own."""
+
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from undrift._errors import UndriftWarning
+from undrift.posterior.batch import to_device
+from undrift.posterior.norm import MOVING
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import keeping_noise, noisy_statistics
+
+INERT = 0.02  # σ over a kernel's standard deviation that changes no statistics to speak of; as released it is 0.001
+
+# The statistics that each network had when it was last looked at, and their version; None once it was warned of.
+_looked_at: "weakref.WeakKeyDictionary[Perturbed, tuple[Tensor, int] | None]" = weakref.WeakKeyDictionary()
+
+
+def noise_kept(model: Perturbed) -> float:
+    """Return how large the noise in kept norm statistics is: σ over a kernel's standard deviation, at its largest.
+
+    0 where the mean network fits them: the batch's or the source's, moved without noise, or by an inert one. That noise
+    behind the last norm layer alone reaches no statistics is not seen.
+    """
+    attached = model._attached
+    if attached.aside or attached.removed or not noisy_statistics(model):  # off, the source's statistics are in place
+        return 0.0
+    sizes = [noise.relative_std().mean() for noise in model.noises()]
+    largest = float(torch.stack([size.to(sizes[0]) for size in sizes]).max())  # one transfer
+    return largest if largest > INERT else 0.0
+
+
+def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
+    """Warn, once a network, where it is asked without noise and its kept norm statistics are those of noisy passes.
+
+    Every prediction without draws asks; statistics that have not moved since the last one are not looked at again (nor
+    those that the replay of a CUDA graph has moved since: it tells nobody).
+
+    Args:
+        stacklevel: how far up the caller is; 4 is behind `predict` and its no_grad.
+    """
+    if model.options.norm_statistics not in MOVING or (seen := _looked_at.get(model, (None, 0))) is None:
+        return
+    kept = next((p.layer._buffers["running_mean"] for p in model.norms if p.statistics in MOVING), None)
+    if kept is None:
+        return
+    version = 0 if kept.is_inference() else kept._version  # what is filled in is written into the same tensor
+    if seen[0] is kept and seen[1] == version:
+        return
+    size = noise_kept(model)
+    _looked_at[model] = None if size else (kept, version)
+    if size:
+        asked = "samples=0 asks the network without noise; needed: draws, or statistics of its own"
+        warn_of_noise(size, asked, "Ask for samples=1 or more, or export(model, path, images=…).", stacklevel + 1)
+
+
+def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
+    """Warn that statistics kept from passes with noise of that size do not fit what is asked of the network."""
+    warnings.warn(
+        f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard deviation), and "
+        f"{asked}, without which a deep network may lose half of its accuracy. {to_do}",
+        UndriftWarning,
+        stacklevel=stacklevel,
+    )
+
+
+@torch.no_grad()
+def show(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
+    """Let kept norm statistics move by a pass over the batches; the network is in eval mode."""
+    with model.rest() if noisy else model.mean():
+        model.key.training = True
+        for images in batches:
+            model(to_device(images, model))
+
+
+@contextmanager
+def own_statistics(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None]:
+    """Let kept norm statistics be those of the mean network on these batches, for the length of a `with` block."""
+    kept = [policy for policy in model.norms if policy.statistics in MOVING]
+    # References are enough: an average is a new tensor each time it moves.
+    before = [(policy, policy.statistics, policy.noisy, dict(policy.layer._buffers)) for policy in kept]
+    try:
+        for policy in kept:
+            policy.statistics = "domain"  # each batch alike, and nothing of what was there
+            count = policy.layer._buffers["num_batches_tracked"]
+            policy.layer._buffers["num_batches_tracked"] = None if count is None else torch.zeros_like(count)
+        show(model, batches, noisy=False)
+        yield
+    finally:
+        for policy, statistics, noisy, buffers in before:
+            policy.statistics, policy.noisy = statistics, noisy
+            policy.layer._buffers.update(buffers)
+
+
+@contextmanager
+def fitting_mean(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None]:
+    """Give the mean network under statistics that fit it, for the length of a `with` block; it is left as it was.
+
+    Where the kept ones are those of noisy passes, these are its own of the batches; else nobody looks at the batches.
+    """
+    own = own_statistics(model, batches) if noise_kept(model) else nullcontext()
+    with keeping_noise(model.key), own, model.mean():
+        yield

@@ -1,0 +1,127 @@
+"""The ways in which a stream of corrupted images can come: which images, in which order, in which batches."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from undrift_bench.bench.online.corrupted import Kind
+
+Arrival = Literal["domain by domain", "mixed", "class by class"]
+UP_AND_DOWN = (1, 2, 3, 4, 5, 4, 3, 2, 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of streaming.
+
+    Attributes:
+        name: as in `--settings`.
+        title: what tables call it.
+        arrival: how the images of a stream follow each other.
+        severities: a corruption passes through, one after another.
+        images: of each domain and severity, at most; None takes the benchmark's number.
+        batch: None takes the benchmark's.
+        episodic: every batch starts from the source network.
+        gather: images that a step waits for; None makes a step a batch.
+        balanced: these are a memory with as many of each predicted class.
+    """
+
+    name: str
+    title: str
+    arrival: Arrival = "domain by domain"
+    severities: tuple[int, ...] = (5,)
+    images: int | None = None
+    batch: int | None = None
+    episodic: bool = False
+    gather: int | None = None
+    balanced: bool = False
+
+    @property
+    def of_sizes(self) -> bool:
+        """Whether it asks about the size of a batch, and about nothing else."""
+        return self.batch is not None and self.gather is None and self.arrival == "domain by domain"
+
+    def kinds(self, corruptions: Sequence[str]) -> list[Kind]:
+        """Return the corruptions and severities that have to be made, each once."""
+        return [(name, severity) for name in corruptions for severity in sorted(set(self.severities))]
+
+
+CONTINUAL = Setting("continual", "one corruption after another, never reset")
+BATCHES = (1, 4, 16, 64, 200)
+# With ten classes four batches each.
+RUNS = Setting(
+    "classes-2000",
+    "one class after another, 2,000 images in batches of 50",
+    "class by class",
+    images=2000,
+    batch=50,
+)
+SETTINGS = (
+    CONTINUAL,
+    Setting("episodic", "reset before every batch", episodic=True),
+    Setting("gradual", "severity 1→5→1, 2,000 images a step", severities=UP_AND_DOWN, images=2000),
+    Setting("mixed", "all corruptions shuffled together", "mixed"),
+    Setting("classes", "one class after another in each corruption", "class by class"),
+    *(Setting(f"batch-{size}", f"batches of {size}, 1,000 images", images=1000, batch=size) for size in BATCHES),
+    Setting("gather-64", "one image at a time, steps on 64, 1,000 images", images=1000, batch=1, gather=64),
+    RUNS,
+    replace(
+        RUNS,
+        name="balanced-128",
+        title="one class after another, 2,000 images in batches of 50, steps on a balanced memory of 128",
+        gather=128,
+        balanced=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A stream laid out before it runs.
+
+    Attributes:
+        kind: for each image of the stream, its place among `Setting.kinds`.
+        image: its place in the data set.
+        domain: the number of its corruption.
+        batches: begin and end of each batch.
+    """
+
+    kind: Tensor
+    image: Tensor
+    domain: Tensor
+    batches: list[tuple[int, int]]
+
+
+def plan(setting: Setting, corruptions: Sequence[str], labels: Tensor, count: int, batch: int, seed: int) -> Plan:
+    """Return which image comes when.
+
+    Seed 0 leaves the order of the files; another permutes the images of each corruption anew. Mixed domains are
+    shuffled with every seed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    kinds = {kind: place for place, kind in enumerate(setting.kinds(corruptions))}
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for number, name in enumerate(corruptions):
+        for severity in setting.severities:
+            order = torch.randperm(count, generator=generator) if seed else torch.arange(count)
+            if setting.arrival == "class by class":
+                order = order[labels[order].argsort(stable=True)]
+            here = torch.full((count,), kinds[name, severity]), order, torch.full((count,), number)
+            parts.append(here)
+    kind, image, domain = (torch.cat(column) for column in zip(*parts, strict=True))
+    if setting.arrival == "mixed":
+        shuffled = torch.randperm(len(image), generator=generator)
+        kind, image, domain = kind[shuffled], image[shuffled], domain[shuffled]
+        ends = [0, len(image)]
+    else:
+        ends = list(range(0, len(image) + 1, count))  # a batch never spans two domains
+    batches = [
+        (start, min(start + batch, end))
+        for begin, end in itertools.pairwise(ends)
+        for start in range(begin, end, batch)
+    ]
+    return Plan(kind, image, domain, batches)

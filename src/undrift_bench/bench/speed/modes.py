@@ -1,0 +1,43 @@
+"""In which modes a step or a prediction is measured, and how these are called."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from undrift.kernels.triton import native
+
+
+@contextmanager
+def quickest() -> Iterator[None]:
+    """Let every rival have what makes it quickest without a change of its own: tf32, and cuDNN's choice by trial.
+
+    Shapes stay the same in a measurement, so the quickest algorithm of each convolution is worth looking for.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def settings(device: torch.device) -> dict[str, Any]:
+    """Return what a record says of `quickest`, and whether layers are native; neither says anything to a CPU.
+
+    What they are made of is compiled here, before anything is measured.
+    """
+    if device.type != "cuda":
+        return {}
+    native.look(wait=True)
+    return {"cudnn_benchmark": True, "tf32": True, "native": native.module is not None}
+
+
+def how(row: dict[str, Any]) -> str:
+    """Return in which mode a step ran."""
+    layout = "channels-last bf16" if row["low"] else "contiguous float32"
+    return (
+        f"{layout}, {'compiled' if row.get('compiled') else 'uncompiled'}{', CUDA graphs' * row.get('graphs', False)}"
+    )

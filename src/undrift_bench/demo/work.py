@@ -1,0 +1,97 @@
+"""The runs of both tables, spread over processes: small tensors use one core each better than one use of them all."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from undrift_bench.demo.domain_file import Filed, domain_file
+from undrift_bench.demo.rows import ROWS, VMP, Row, Scored
+from undrift_bench.demo.setting import Setting, World, load_world
+from undrift_bench.demo.streams import STREAM_ROWS, Streamed, StreamRow
+
+MOST_WORKERS = 4
+_here: list[tuple[World, Setting]] = []
+"""What a worker works on, loaded when it begins."""
+
+Done = Scored | Streamed | Filed
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a row with a seed.
+
+    Attributes:
+        place: of the row, in the first table or in the stream's.
+    """
+
+    table: bool
+    place: int
+    seed: int
+
+    @property
+    def row(self) -> Row | StreamRow:
+        """The row that is run."""
+        return ROWS[self.place] if self.table else STREAM_ROWS[self.place]
+
+    @property
+    def files(self) -> bool:
+        """Whether it is the run that the domain file is written from."""
+        return self.table and self.row is VMP and self.seed == 0
+
+
+def jobs(setting: Setting) -> list[Job]:
+    """Return every run, the long ones first, so that no core waits at the end for another."""
+    found = [
+        Job(table, place, seed)
+        for table, rows in ((True, ROWS), (False, STREAM_ROWS))
+        for place in reversed(range(len(rows)))
+        for seed in range(setting.seeds)
+    ]
+    return [job for job in found if job.seed == 0 or job.row.seeded]
+
+
+def do_all(setting: Setting, out: Path, workers: int) -> Iterator[tuple[Job, Done]]:
+    """Yield each run with its scores as it ends; VMP's first seed comes with the domain file.
+
+    With one worker everything happens in this process. Ctrl-C ends workers at once: only the domain file is written by
+    one, whole or not at all.
+    """
+    todo = jobs(setting)
+    if workers == 1:
+        world = load_world(setting)
+        for job in todo:
+            yield job, _do(job, world, setting, out)
+        return
+    # Fresh processes: a fork of one whose threads have worked may hang.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (setting,))
+    try:
+        for done in as_completed([pool.submit(_work, job, out) for job in todo]):
+            yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def usual_workers() -> int:
+    """Return how many processes this machine has cores for, four at most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)
+
+
+def _begin(setting: Setting) -> None:
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback; the first process says what happened
+    _here.append((load_world(setting), setting))
+
+
+def _work(job: Job, out: Path) -> tuple[Job, Done]:
+    return job, _do(job, *_here[0], out)
+
+
+def _do(job: Job, world: World, setting: Setting, out: Path) -> Done:
+    return domain_file(world, setting, out) if job.files else job.row.run(world, setting, job.seed)
