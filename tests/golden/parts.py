@@ -26,7 +26,9 @@ Numbers = dict[str, float | str]
 def with_masks(net: nn.Module) -> nn.Module:
     """Return the network with G-SFDA's two feature masks behind its bottleneck, seeded."""
     torch.manual_seed(2)
-    return undrift.zoo.masked(net)
+    from undrift_bench.zoo import masked
+
+    return masked(net)
 
 
 def variants(method: str) -> list[str]:
@@ -36,7 +38,7 @@ def variants(method: str) -> list[str]:
 
 def corruptions() -> tuple[str, ...]:
     """Return the names of all corruptions."""
-    from undrift.data.corrupt import CORRUPTIONS, DEVELOPMENT
+    from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT
 
     return (*CORRUPTIONS, *DEVELOPMENT)
 
