@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.answer.fast_mode import Few, answer, averaged, evenly, log_probs, temperature_of
+from undrift.answer.fast_mode import FewDraws, averaged, evenly, joined, log_probs, temperature_of
 
 
 def sharpness(probs: Tensor) -> float:
@@ -27,7 +27,7 @@ def test_the_average_and_its_temperature_by_hand() -> None:
     one, row = torch.tensor([True]), torch.tensor([0])
     a, b, c = (log_probs(torch.tensor([odds])) for odds in ([math.log(3), 0.0], [0.0, math.log(3)], [0.0, 0.0]))
     # Draws (3/4, 1/4), (1/4, 3/4) and (1/2, 1/2): Σ p₁p₂ = 3/8, Σ p₁² = 5/8, and all classes are alike.
-    part = Few.of(torch.cat([a, b, c]), row, one)
+    part = FewDraws.of(torch.cat([a, b, c]), row, one)
     torch.testing.assert_close(part.overlap, torch.tensor([3 / 8, 5 / 8, 1.0]))
     assert float(part.logits[0, 0]) == pytest.approx(float(part.logits[0, 1]))
     quarter = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
@@ -38,16 +38,18 @@ def test_the_average_and_its_temperature_by_hand() -> None:
     # One T makes the answer as sharp as the first two draws say that S are: Σ p₁p₂ = 5/8 of twice (3/4, 1/4), though
     # the third is another. It never makes it sharper.
     sharp = log_probs(torch.tensor([[math.log(9), 0.0]]))
-    assert sharpness(answer([Few.of(torch.cat([a, a, sharp]), row, one)], 10).probs) == pytest.approx(5 / 8, abs=1e-4)
-    assert sharpness(answer([Few.of(torch.cat([a, a, c]), row, one)], 10).probs) < 5 / 8 - 0.05
+    assert sharpness(joined([FewDraws.of(torch.cat([a, a, sharp]), row, one)], 10).probs) == pytest.approx(
+        5 / 8, abs=1e-4
+    )
+    assert sharpness(joined([FewDraws.of(torch.cat([a, a, c]), row, one)], 10).probs) < 5 / 8 - 0.05
     # Two images, a third draw for the second of them: one T for both. Of the first, Σ p₁p₂ = Σ p₁² = 5/8; of the second
     # Σ p₁p₂ = 1/2, and Σ p² is 5/8 and 1/2. So four draws would have 3/4 · 9/16 + 1/4 · 19/32 on average.
     both = torch.tensor([True, True])
-    few = Few.of(torch.cat([a, a, a, c, sharp]), torch.tensor([1]), both)
+    few = FewDraws.of(torch.cat([a, a, a, c, sharp]), torch.tensor([1]), both)
     torch.testing.assert_close(few.overlap, torch.tensor([9 / 8, 19 / 16, 2.0]))
     torch.testing.assert_close(few.logits[:1], averaged([a, a])[0])
     torch.testing.assert_close(few.logits[1:], averaged([a, c, sharp])[0])
-    p = answer([few], 4)
+    p = joined([few], 4)
     assert sharpness(p.probs) == pytest.approx(3 / 4 * 9 / 16 + 1 / 4 * 19 / 32, abs=1e-4)
     heats = (few.logits @ torch.tensor([1.0, -1.0])) / (p.probs.log() @ torch.tensor([1.0, -1.0]))
     assert float(heats[0]) == pytest.approx(float(heats[1]), rel=1e-4)
@@ -67,7 +69,9 @@ def test_the_benchmark_that_chose_it_asks_the_same_question() -> None:
     script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "predict_choice.py"))
     draws = (3 * torch.randn(3, 50, 6, generator=torch.Generator().manual_seed(0))).log_softmax(2)
     rows = evenly(draws[0])
-    fast = answer([Few.of(torch.cat([draws[0], draws[1], draws[2, rows]]), rows, torch.ones(50, dtype=torch.bool))], 10)
+    fast = joined(
+        [FewDraws.of(torch.cat([draws[0], draws[1], draws[2, rows]]), rows, torch.ones(50, dtype=torch.bool))], 10
+    )
     choice = script["CHOICES"]["third draw for 40 %, as ten (fast)"]
     torch.testing.assert_close(choice.probs(draws), fast.probs)
     # By the formula of the script, as many draws as there are: Σ p̄² of two is that of their mean.

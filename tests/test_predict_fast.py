@@ -10,11 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
 from support import convnet, images
-from undrift.answer.fast_mode import Few, answer, averaged, log_probs
+from undrift.answer import fast_mode
+from undrift.answer.fast_mode import FewDraws, averaged, joined, log_probs
 from undrift.predict import predict
 
 # undrift.predict is the function, also to those who look for the module of that name.
-FAST = importlib.import_module("undrift.predict")
+PAGE = importlib.import_module("undrift.predict")
 
 
 def classifier(classes: int = 6) -> tuple[nn.Module, Tensor]:
@@ -128,8 +129,8 @@ def test_the_third_draw_of_a_part_changes_only_that_part(monkeypatch: pytest.Mon
     model = undrift.perturb(net, init_fraction=0.2)
     seen: list[tuple[Tensor, Tensor]] = []
     net.register_forward_hook(lambda _m, args, out: seen.append((args[0], out)))
-    left: list[Few] = []
-    monkeypatch.setattr(FAST, "answer", lambda parts, samples: left.extend(parts) or answer(parts, samples))
+    left: list[FewDraws] = []
+    monkeypatch.setattr(PAGE, "joined", lambda parts, samples: left.extend(parts) or joined(parts, samples))
     predict(model, x, generator=1, mode="fast", fold_limit=2000)
     ((given, out),) = seen  # one pass
     assert torch.equal(given[:800], x.repeat(2, 1, 1, 1))
@@ -153,7 +154,7 @@ def test_a_small_batch_on_a_gpu_gets_all_its_draws(monkeypatch: pytest.MonkeyPat
     settings = {"generator": 5, "temperature": 1.3, "fold_limit": limit}
     full = predict(model, x[:25], 10, **settings)
     assert not torch.equal(predict(model, x[:25], 10, mode="fast", **settings).probs, full.probs)  # on a CPU
-    monkeypatch.setattr(FAST, "_launch_bound", lambda _images: True)
+    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
     fast = predict(model, x[:25], 10, mode="fast", **settings)
     for name in ("probs", "label", "entropy", "mutual_info"):
         assert torch.equal(getattr(fast, name), getattr(full, name)), name
@@ -166,7 +167,7 @@ def test_a_small_batch_on_a_gpu_gets_all_its_draws(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_batch_that_is_no_single_small_pass_gets_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FAST, "_launch_bound", lambda _images: True)
+    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
     rows: list[int] = []
     net = convnet()
     net.register_forward_hook(lambda _m, args, _out: rows.append(len(args[0])))
@@ -185,7 +186,7 @@ def test_a_batch_that_is_no_single_small_pass_gets_few_draws(monkeypatch: pytest
 
 
 def test_a_short_last_batch_of_a_loader_stands_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FAST, "_launch_bound", lambda _images: True)
+    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[:210], torch.zeros(210)), batch_size=100)
@@ -225,9 +226,9 @@ def test_rows_without_an_answer_spoil_nothing() -> None:
     bad = good.clone()
     bad[0] = float("inf")
     sound = torch.tensor([True, True])
-    clean = answer([Few.of(log_probs(good[1:].repeat(3, 1)), torch.tensor([0]), sound[1:])], 10)
+    clean = joined([FewDraws.of(log_probs(good[1:].repeat(3, 1)), torch.tensor([0]), sound[1:])], 10)
     for draws in ([bad, good, good], [good, good, bad]):
-        mixed = answer([Few.of(log_probs(torch.cat(draws)), torch.arange(2), sound)], 10)
+        mixed = joined([FewDraws.of(log_probs(torch.cat(draws)), torch.arange(2), sound)], 10)
         assert mixed.label.tolist() == [-1, 1]
         torch.testing.assert_close(mixed.probs[1:], clean.probs)
     with pytest.raises(undrift.DataError, match="no prediction"):
@@ -248,7 +249,7 @@ def test_the_device_is_not_waited_for() -> None:
     model = undrift.perturb(net, init_fraction=0.2)
     sound = torch.ones(len(x), dtype=torch.bool)
     with NoWaiting(), torch.no_grad():
-        p = answer([FAST._few(model, part, sound[: len(part)], 1.0, 1000) for part in (x[:90], x[90:])], 10)
+        p = joined([fast_mode.few_draws(model, part, sound[: len(part)], 1.0, 1000) for part in (x[:90], x[90:])], 10)
     assert len(p) == len(x)
     with NoWaiting(), pytest.raises(AssertionError, match="lift_fresh"):
         x.new_tensor(2.0)

@@ -3,7 +3,6 @@
 The bounds are the counts when this was written: a call more has to be worth it.
 """
 
-import importlib
 from collections import Counter
 from typing import Any
 
@@ -14,10 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
 from support import convnet, images
-from undrift.answer import draws
+from undrift.answer import draws, fast_mode
 from undrift.posterior.seeds import keys_of
-
-PREDICT = importlib.import_module("undrift.predict")
 
 
 class Timed(nn.Module):
@@ -72,7 +69,7 @@ def test_few_operators_besides_the_pass(monkeypatch: pytest.MonkeyPatch) -> None
     before, after = full = counted(model, samples=10, fold_limit=4096)
     assert before <= 6 + keys
     assert after <= 25
-    monkeypatch.setattr(PREDICT, "_launch_bound", lambda _images: True)
+    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
     assert counted(model, samples=10, fold_limit=4096, mode="fast") == full  # all draws are made, and no more is done
     monkeypatch.undo()
     before, after = counted(model, samples=10, fold_limit=4096, mode="fast")

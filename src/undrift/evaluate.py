@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError
+from undrift.answer.forward import unwrapped
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.images import FileDomain, TensorDomain
@@ -17,7 +18,7 @@ from undrift.packs.packing import written_by
 from undrift.posterior.batch import images_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
-from undrift.predict import Mode, predict, unwrapped
+from undrift.predict import Mode, predict
 
 Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]

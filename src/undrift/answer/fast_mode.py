@@ -1,4 +1,4 @@
-"""A prediction from two or three draws an image, as unsure as the average of more draws is."""
+"""The mode "fast" of `predict`: two or three draws per image, made as unsure as the average of more draws is."""
 
 import math
 from collections.abc import Sequence
@@ -8,20 +8,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from undrift.answer.draws import draw
+from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of
+from undrift.posterior.perturbed import Perturbed
 
 # The part of a batch that gets a third draw. 2.4 draws an image at 1.02 noise-free passes each (ten draws folded,
 # WRN-28-10, batch 200, one H200) are 2.4 passes, and what follows them 0.4, where 3 is the bar. It goes to images
 # evenly, in the same pass: a pass for those that two draws disagree on serves little better, and costs a GPU all its
 # launches again.
 THIRD = 0.4
+# Most rows (images × draws) at which all draws are made, in one pass. On an H200 a noisy pass of a WRN-28-10 takes
+# 7.3 ms for 8 rows, 6.7 for 80 and 8.3 for 200: it waits for launches.
+SMALL = 256
 HOTTEST = 16.0
 _GRID = 17
 
 
 @dataclass(frozen=True)
-class Few:
-    """What a batch leaves behind for `answer`.
+class FewDraws:
+    """What a batch leaves behind for `joined`.
 
     Attributes:
         logits: the draws' mean log-probabilities of each image.
@@ -36,7 +42,7 @@ class Few:
     sound: Tensor | None
 
     @staticmethod
-    def of(draws: Tensor, rows: Tensor, sound: Tensor | None = None) -> "Few":
+    def of(draws: Tensor, rows: Tensor, sound: Tensor | None = None) -> "FewDraws":
         """Return what the log-probabilities of two draws of all images, and then of a third of these rows, leave."""
         both = len(draws) - len(rows)
         two = draws[:both].unflatten(0, (2, -1))
@@ -47,7 +53,35 @@ class Few:
         own = (2 * two).exp().sum(2).mean(0)
         known = across + own + inner < torch.inf  # not a number is below nothing: one bad row spoils nothing
         overlap = torch.stack([across, own, torch.ones_like(own)]).where(known, 0).sum(1)
-        return Few(logits, inner, overlap, sound)
+        return FewDraws(logits, inner, overlap, sound)
+
+
+def few_draws(
+    model: Perturbed, images: Tensor, finite: Tensor | None, temperature: float, fold_limit: int | None
+) -> FewDraws:
+    """Return two draws of all images and a third of a part of them, without waiting for the device.
+
+    Args:
+        finite: for each image of the batch, whether it is among these; None where all are.
+        fold_limit: 0 where draws cannot share a pass.
+    """
+    # A network that mixes the images of a pass would see others in a part of them.
+    rows = evenly(images, 1.0 if fold_limit == 0 else THIRD)
+    with model.rest():
+        passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model, given=images)))
+    logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+    return FewDraws.of(log_probs(logits if temperature == 1 else logits / temperature), rows, finite)
+
+
+def one_pass_is_enough(images: Tensor, samples: int, fold_limit: int | None) -> bool:
+    """Return whether all draws fit into one pass that takes as long as its launches do."""
+    rows = len(images) * samples
+    return launch_bound(images) and rows <= SMALL and (fold_limit is None or rows <= fold_limit)
+
+
+def launch_bound(images: Tensor) -> bool:
+    """Return whether a small pass takes as long as its launches do, however few its rows are."""
+    return images.device.type == "cuda"
 
 
 def evenly(images: Tensor, part: float = THIRD) -> Tensor:
@@ -71,14 +105,14 @@ def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return logs.mean(2), entropy_of(logs.exp()).mean(1)
 
 
-def answer(parts: Sequence[Few | Prediction], samples: int) -> Prediction:
+def joined(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
     """Return the predictions of all batches: softmax(logits / T), with one T for all their images.
 
     T gives the answers the sharpness, the mean over images of Σ p², that the average of `samples` draws has:
     (1 − 1/samples) E Σ p₁ p₂ + 1/samples E Σ p₁², which an image's first two draws tell without bias. Batches that have
     their answer already keep it.
     """
-    few = [part for part in parts if isinstance(part, Few)]
+    few = [part for part in parts if isinstance(part, FewDraws)]
     if few:
         across, own, count = sum((part.overlap for part in few[1:]), few[0].overlap)
         sharpness = torch.lerp(across, own, 1 / samples) / count.clamp_min(1)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift._errors import DataError, UndriftWarning
+from undrift.answer.forward import finite_batches, forward, unwrapped
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import one_pass
-from undrift.predict import forward, sound_batches, unwrapped
 
 LEAST, MOST = 0.05, 20.0
 
@@ -51,7 +51,7 @@ def temperature(
     warn_of_preprocess(model, batches, stacklevel=4)  # behind no_grad
     logits, agreements = [], []
     with turn(model), evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
-        for images in sound_batches(model, batches):
+        for images in finite_batches(model, batches):
             changed = change(images)
             if len(changed) != len(images):
                 raise DataError(

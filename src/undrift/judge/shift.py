@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift.answer.forward import finite_batches
 from undrift.images import FileDomain, TensorDomain
 from undrift.judge.by_image import activations, chosen_layers
 from undrift.packs.domain_file import Sigma, sigmas
@@ -25,7 +26,6 @@ from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import initial_log_var
 from undrift.posterior.statistics import fitting_mean, noise_kept
-from undrift.predict import sound_batches
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
 
@@ -236,4 +236,4 @@ def _logistic(rows: Tensor, signs: Tensor, penalty: float) -> tuple[Tensor, Tens
 
 def _sound(net: nn.Module, images: Any, batch_size: int) -> Iterator[Tensor]:
     # A loader has batches of its own.
-    return sound_batches(net, images, batch_size if isinstance(images, Tensor | FileDomain | TensorDomain) else None)
+    return finite_batches(net, images, batch_size if isinstance(images, Tensor | FileDomain | TensorDomain) else None)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from undrift._errors import DataError, OptionError
 from undrift._types import Keeper, named_learnables, named_sources
+from undrift.answer.forward import finite_rows, forward
 from undrift.images import FileDomain, TensorDomain
 from undrift.posterior.batch import images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, keeping_noise
-from undrift.predict import finite_rows, forward
 
 
 class Fisher(Keeper):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._types import Keeper, Likelihood, Refreshing
+from undrift.answer.forward import finite_rows
 from undrift.judge.history import History, Row
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
 from undrift.loop import checkpoint, resume
@@ -22,7 +23,6 @@ from undrift.posterior.norm import MOVING
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
-from undrift.predict import finite_rows
 from undrift.system.interrupts import uninterrupted
 from undrift.system.progress import Bar
 from undrift.system.randomness import Randomness

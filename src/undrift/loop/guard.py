@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from undrift.answer.forward import forward
 from undrift.answer.prediction import entropy_of, histogram
 from undrift.answer.temperature import logits_once
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.predict import forward
 
 WINDOW = 10  # images a class that the histograms remember
 LEAST_RATIO = 0.5

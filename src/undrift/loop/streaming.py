@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
 from undrift._types import Deploying
+from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction, entropy_of, histogram
 from undrift.answer.temperature import logits_once
 from undrift.loop.adaptable import refuse_off
@@ -24,7 +25,7 @@ from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import quiet_statistics
 from undrift.posterior.statistics import warn_of_mean
-from undrift.predict import average_sound, finite_rows, some_logits
+from undrift.predict import average_finite
 from undrift.system.progress import Bar
 
 
@@ -168,7 +169,7 @@ class Stream(Iterator[Prediction]):
         sound = None if bool(finite.all()) else finite
         kept = images if sound is None else images[sound]
         if len(kept) == 0:
-            prediction = Prediction.unknown(len(images), some_logits(self.model, images))
+            prediction = Prediction.unknown(len(images), blank_logits(self.model, images))
             self.report.miss("no finite image")
         else:
             # Noise takes dropout's place: only moving statistics know that this is adaptation.
@@ -187,7 +188,7 @@ class Stream(Iterator[Prediction]):
         if self.answer == "before" and not was_reset:
             return Prediction.of(*before, sound)
         draws = self.model.options.test_samples if self.answer == "samples" else 1
-        return average_sound(self.model, images, sound, draws)
+        return average_finite(self.model, images, sound, draws)
 
     def _gathered(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
@@ -247,7 +248,7 @@ class Stream(Iterator[Prediction]):
         if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
             draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
         with self.answering():
-            return average_sound(self.model, images, sound, draws)
+            return average_finite(self.model, images, sound, draws)
 
     def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
         """Return what the first step's own pass found, and whether the start state was put back after the last one."""

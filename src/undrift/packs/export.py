@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError
+from undrift.answer.forward import finite_batches
 from undrift.likelihood.masks import attached_masks
 from undrift.options import _suggest
 from undrift.packs.file import domain_state
@@ -24,7 +25,6 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.posterior.state import keeping_noise
 from undrift.posterior.statistics import noise_kept, own_statistics, warn_of_noise
-from undrift.predict import sound_batches
 from undrift.system.atomic import check, write_bytes
 
 Format = Literal["state_dict", "torch.export"]
@@ -112,7 +112,7 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
 def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator[Tensor]:
     """Yield the finite images; a lone one has no variance behind a pooled map, and is left out."""
     none = True
-    for batch in sound_batches(model, images, 100 if isinstance(images, Tensor) else None):
+    for batch in finite_batches(model, images, 100 if isinstance(images, Tensor) else None):
         if len(batch) > 1:
             none = False
             yield batch

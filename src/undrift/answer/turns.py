@@ -1,6 +1,6 @@
-"""One call of `predict`: its turns at the network, and the noise that goes on from one to the next."""
+"""Turns at a network for one call of `predict`: eval mode, and noise that continues from turn to turn."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
@@ -15,24 +15,24 @@ from undrift.posterior.state import keeping_noise, keeping_step
 T = TypeVar("T")
 
 
-class Asking:
-    """Gives a call the network in eval mode, with the call's own noise, as often as it has images to ask about.
+class Turns:
+    """Gives a call the network in eval mode, with noise of its own, once per batch.
 
-    Between two turns the network is as it was: a loader's own code runs then, and may ask the same network, or wait for
-    a thread that does.
+    Between two turns the network is as it was: the loader runs its own code then, and may ask the same network, or wait
+    for a thread that does.
     """
 
     def __init__(self, model: nn.Module, generator: torch.Generator | int | None, samples: int) -> None:
         self.model, self.generator, self.samples = model, generator, samples
         self._noise: tuple[Tensor, Tensor] | None = None  # seed and step after the last turn
 
-    def each(self, batches: Iterable[Tensor], whole: bool, ask: Callable[[Tensor], T]) -> Iterator[T]:
+    def each(self, batches: Iterable[Tensor], given: object, ask: Callable[[Tensor], T]) -> Iterator[T]:
         """Yield what `ask` finds for each batch.
 
         Args:
-            whole: all are parts of one tensor, and no code but ours runs between them: one turn is enough.
+            given: what the caller has. Of one tensor all parts get one turn: no code but ours runs between them.
         """
-        if whole:
+        if isinstance(given, Tensor | Mapping):
             with self._turn(last=True):
                 found = [ask(batch) for batch in batches]
             yield from found

@@ -1,0 +1,128 @@
+"""Logits of a batch, one row per image, from any network; and the images that can be answered at all."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from undrift._errors import DataError, OptionError, OutputError, UndriftError
+from undrift.answer.unbatched import refuse_unbatched
+from undrift.images import FileDomain, TensorDomain
+from undrift.posterior.attached import attached_to, root_of
+from undrift.posterior.batch import images_of, to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import keeping_noise
+from undrift.system.validate import count_or_none
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Tensor:
+    """Return the network's logits, one row per image.
+
+    Args:
+        given: the images of the caller, where this pass repeats them for several draws.
+    """
+    try:
+        logits = logits_of(model(images))
+    except BaseException as error:
+        # An error or Ctrl-C inside a norm layer: give its flags back now, before eval mode ends.
+        for policy in model.norms if isinstance(model, Perturbed) else []:
+            policy.settle()
+        if isinstance(error, Exception):
+            refuse_unbatched(model, images if given is None else given, error)
+        raise
+    if len(logits) != len(images):
+        refuse_unbatched(model, images if given is None else given)
+        raise OutputError(
+            f"the network returned {len(logits)} rows of logits for {len(images)} images; needed: one row per image. "
+            "Wrap the network so that it returns that."
+        )
+    names = model.classes if isinstance(model, Perturbed) else None
+    if names is not None and len(names) != logits.shape[1]:
+        raise OutputError(
+            f"the model has {len(names)} class names, its network {logits.shape[1]} outputs; needed: one name per "
+            "output. Give perturb(classes=…) the names in the order of the outputs."
+        )
+    return logits
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the perturbed network inside a compiled or parallel one; any other network as it is.
+
+    A wrapper that was taken for a plain network would answer with one noisy draw, and move the statistics inside.
+    """
+    inner = root_of(model)
+    while isinstance(inner, _WRAPPERS):
+        inner = root_of(inner.module)
+    if isinstance(inner, Perturbed):
+        return inner
+    if isinstance(model, nn.Module) and any(attached.key.enabled for attached in attached_to(model)):
+        raise UndriftError(
+            f"this {type(model).__name__} holds a perturbed network, or is the one inside; needed: what "
+            "undrift.perturb returned. Give that; for the source's own answers: with model.off() as net."
+        )
+    return model
+
+
+def finite_rows(images: Tensor) -> Tensor:
+    """Return for each image whether all its values are finite."""
+    # The largest of NaN and anything is NaN, which is below nothing: half the launches of isfinite, and no copy to
+    # flatten images that lie channels-last.
+    return images.detach().abs().amax(dim=tuple(range(1, images.ndim))) < torch.inf
+
+
+def finite_images(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the finite images, on the network's device, and for each image whether it is one; None where all are."""
+    images = to_device(images, model)
+    if len(images) == 0 or float(images.abs().amax()) < float("inf"):
+        return images, None
+    finite = finite_rows(images)
+    return images[finite], finite
+
+
+def finite_batches(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int | None = None) -> Iterator[Tensor]:
+    """Yield the finite images of each batch, on the network's device; skip a batch without any."""
+    for batch in batches_of(images, batch_size):
+        finite, _ = finite_images(model, batch)
+        if len(finite):
+            yield finite
+
+
+@torch.no_grad()
+def blank_logits(model: nn.Module, images: Tensor) -> Tensor:
+    """Return logits of blank images: they tell the number of classes where no image can be looked at."""
+    blank = images.new_zeros(2, *images.shape[1:])
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        if isinstance(model, Perturbed):
+            stack.enter_context(keeping_noise(model.key))
+            stack.enter_context(model.mean())
+        return forward(model, blank)
+
+
+def batches_of(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterator[Tensor]:
+    """Yield the batches of a tensor, a domain or a loader."""
+    batch_size = count_or_none(batch_size, "batch_size", "Leave it out to look at all images at once.")
+    if isinstance(images, FileDomain | TensorDomain):
+        images, batch_size = images.named_batches(batch_size or 100), None
+    if isinstance(images, Tensor | Mapping):
+        whole = images_of(images)
+        if batch_size is None or batch_size >= len(whole):
+            yield whole
+        else:
+            yield from whole.split(batch_size)
+        return
+    if batch_size is not None:
+        raise OptionError("batch_size is for a tensor of images; a loader has its own. Leave it out.")
+    if isinstance(images, str) or not isinstance(images, Iterable):
+        raise DataError(
+            f"images is a {type(images).__name__}; a tensor or an iterable of batches is needed. "
+            "For a folder use undrift.images.domain."
+        )
+    for item in images:
+        yield images_of(item)
