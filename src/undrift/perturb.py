@@ -1,22 +1,29 @@
-"""Put a variational perturbation on anybody's network, and take it off again."""
+"""Perturb: put a Gaussian on the weights of anybody's network, in place, and take it off again.
+
+    w_t = w_s + Δw,   Δw ~ N(0, σ²),   σ² = exp(log_var)
+
+The network is not rewritten. Hooks add the noise behind its layers, norm layers work on copies of their state, and all
+weights are frozen. What is learned: log-variances, and scale and shift of the norm layers.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from undrift._errors import CannotPerturb, UndriftError
+from undrift._errors import UndriftError
 from undrift.options import Options, resolve
-from undrift.posterior import norm
-from undrift.posterior.attached import attached_to
+from undrift.posterior import layers, norm
+from undrift.posterior.attached import Hook, attached_to
 from undrift.posterior.compiler import guard_hooks
 from undrift.posterior.meta_tensors import refuse_empty
 from undrift.posterior.noise import Noise, Rerun
-from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.seeds import Key
-from undrift.posterior.select import choose
-from undrift.posterior.tied import refuse_crosswise
+from undrift.posterior.perturbed import Perturbed, slot
+from undrift.posterior.refuse import refuse_network
+from undrift.posterior.select import Choice, choose, matching, plain_name
+from undrift.posterior.swap import Trained
+from undrift.posterior.tied import held_weights, refuse_crosswise
 from undrift.system.validate import generator_or_seed
 
 if TYPE_CHECKING:
@@ -34,8 +41,7 @@ def perturb(
 ) -> "Perturbed":
     """Return the network with a zero-mean Gaussian on the weights of its layers: w_t = w_s + ε·exp(log_var / 2).
 
-    The network itself is changed in place, reversibly: hooks add noise behind its layers, norm layers work on copies of
-    their state, and all weights are frozen. Keys and weights of `net.state_dict()` stay what they are.
+    The network is changed in place, reversibly; keys and weights of `net.state_dict()` stay what they are.
 
     Args:
         net: any module; layers may be convolutions, linear layers and attention.
@@ -54,34 +60,65 @@ def perturb(
         >>> sorted(n for n, p in model.named_parameters() if p.requires_grad)
         ['net.1.bias', 'net.1.weight', 'noise.0.log_var']
     """
-    if not isinstance(net, nn.Module):
-        raise CannotPerturb(
-            f"got a {type(net).__name__}; undrift.perturb needs a torch.nn.Module. Give it the network."
-        )
-    if isinstance(net, torch.jit.ScriptModule):
-        raise CannotPerturb(
-            f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; undrift needs the Python module. "
-            "Build the network from its class and load its state_dict."
-        )
-    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise CannotPerturb(
-            f"{type(net).__name__} is a wrapper that does not see the log-variances; undrift needs the network inside. "
-            "Perturb first, then wrap: DistributedDataParallel(undrift.perturb(net))."
-        )
+    refuse_network(net)
     seed = generator_or_seed(generator)
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
-    _refuse_second(net)
     chosen = resolve(options, changes)
     choices = choose(net, chosen)
-    refuse_empty(net, [choice.layer for choice in choices if choice.why_not is None])
+    perturbed = [choice for choice in choices if choice.why_not is None]
+    refuse_empty(net, [choice.layer for choice in perturbed])
     refuse_crosswise(choices, chosen)
     guard_hooks()
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
+        _add_noise(model, perturbed)
+        _copy_what_adapts(model)
+        model.attach()
     if chosen.norm_statistics != "batch":
         norm.warn_if_unsound(model.norms)
     model.preprocess, model.classes = preprocess, None if classes is None else tuple(classes)
     return model
+
+
+def _add_noise(model: Perturbed, choices: Sequence[Choice]) -> None:
+    """Give each chosen layer its noise: one `Noise` per weight, shared by the layers that share the weight."""
+    options = model.options
+    by_weight: dict[int, Noise] = {}
+    for choice in choices:
+        layer = choice.layer
+        # The first layer sees raw images, whose constant part calls for another energy.
+        energy = options.first_energy if choice is model.choices[0] else options.energy
+        convolution = layers.kind(layer) in {"conv", "conv_transpose"}
+        sharing = options.conv_sharing if convolution else options.linear_sharing
+        noises = {}
+        for name, module, attribute, tied in held_weights(layer):
+            if tied not in by_weight:
+                weight = layers.effective_weight(module, attribute)
+                noise = Noise(module, weight, sharing, energy, options, model.key, len(by_weight))
+                by_weight[tied] = noise
+                model.register_noise(noise, slot(choice.name, name), choice.name, module, attribute)
+            noises[name] = by_weight[tied]
+        hook: Hook = Rerun(layer, noises).drawn  # attention, subclasses: run again with drawn weights
+        if layers.is_standard(layer):
+            hook = noises["weight"].local if options.estimator == "local" else noises["weight"].drawn
+        model.add_hook(layer, hook)
+
+
+def _copy_what_adapts(model: Perturbed) -> None:
+    """Copy what adaptation changes of the network itself: norm layers, and weights where they are trained."""
+    options, copies = model.options, dict[int, Tensor]()
+    for path, layer in model.net.named_modules():
+        name = plain_name(path)
+        frozen = bool(matching(name, options.frozen))
+        if isinstance(layer, norm.KINDS):
+            policy = norm.Norm(name, layer, options, frozen, model.key)
+            policy.copy(copies)
+            model.norms.append(policy)
+            if policy.statistics is not None:  # a layer norm has none to choose, and hooks take their time
+                model.add_hook(layer, policy.after, before=policy.before)
+        elif layer._parameters and matching(name, options.train) and not frozen:
+            model.trained.append(held := Trained(name, layer))
+            held.copy(copies)
 
 
 def remove(net: nn.Module) -> nn.Module:
@@ -104,18 +141,3 @@ def remove(net: nn.Module) -> nn.Module:
     for attached in found:
         attached.remove()
     return net
-
-
-def _refuse_second(net: nn.Module) -> None:
-    # A network that is off() has no hooks, and a copied part of a perturbed one has nothing but hooks.
-    taken = {id(m) for attached in attached_to(net) for m in attached.net.modules()}
-    for name, module in net.named_modules():
-        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        ours = any(isinstance(getattr(hook, "__self__", None), Key | Noise | Rerun | norm.Norm) for hook in hooks)
-        if isinstance(module, Perturbed) or ours or id(module) in taken:
-            where = f"{type(net).__name__}.{name}" if name else type(net).__name__
-            raise CannotPerturb(
-                f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
-                "Use the perturbed network you have, or take it off first: model.remove(), or undrift.remove(net) "
-                "where nobody has the model any more, or where this is a copy, which carries the noise too."
-            )

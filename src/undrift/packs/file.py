@@ -15,8 +15,9 @@ from undrift.likelihood.masks import Masks, attach_masks, attached_masks
 from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.packing import VERSION, pack, written_by
-from undrift.perturb import _refuse_second, perturb
+from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.refuse import refuse_second
 from undrift.posterior.select import plain_name
 from undrift.posterior.state import filled_in
 from undrift.system.atomic import check, write_bytes
@@ -117,7 +118,7 @@ def load(
             f"got a {type(net).__name__}; undrift.load needs a torch.nn.Module. Give it the source network."
         )
     _check_path(path)
-    _refuse_second(net)
+    refuse_second(net)
     file = inspect(path)
     _check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):

@@ -6,19 +6,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from undrift._errors import UndriftError
 from undrift.options import Options
-from undrift.posterior import layers, norm, table
+from undrift.posterior import norm, table
 from undrift.posterior.attached import Attached, Hook, Hooks, root_of
 from undrift.posterior.input_copies import Inputs, copies
 from undrift.posterior.log_var_row import Rows
-from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.noise import Noise
 from undrift.posterior.seeds import Key
-from undrift.posterior.select import Choice, matching, plain_name
+from undrift.posterior.select import Choice
 from undrift.posterior.swap import Trained
-from undrift.posterior.tied import held_weights
 from undrift.system.interrupts import uninterrupted
 from undrift.system.validate import generator_or_seed
 
@@ -59,10 +58,24 @@ class Perturbed(nn.Module):
         self._before: Hooks = [(root_of(net), self.key.begin)]
         self._after: Hooks = []
         self._attached = Attached(net, self.key, self._before, self._after, (self.norms, self.trained))
-        self._make_noise(choices)
-        self._make_copies()
+
+    def register_noise(self, noise: Noise, name: str, layer_name: str, module: nn.Module, attribute: str) -> None:
+        """Register the noise of one weight under its name; `module` holds the weight as `attribute`."""
+        # Not by ModuleDict's own setter, which refuses layers called "keys" or "values".
+        self.noise._modules[name] = noise
+        self.key.waiting[noise.number] = layer_name
+        self.weights.append((noise, module, attribute))
+
+    def add_hook(self, module: nn.Module, after: Hook, before: Hook | None = None) -> None:
+        """Add a hook behind a module, and one before it; they go on with `attach` and come off with `remove`."""
+        self._after.append((module, after))
+        if before is not None:
+            self._before.append((module, before))
+
+    def attach(self) -> None:
+        """Put everything on the network: hooks, copies and flags; called once, by `perturb`."""
         self.key.rows = Rows(self.noise)
-        self._after.append((root_of(net), self.key.end))
+        self._after.append((root_of(self.net), self.key.end))
         try:
             with uninterrupted():
                 self._attached.attach()
@@ -156,55 +169,6 @@ class Perturbed(nn.Module):
 
     def __repr__(self) -> str:
         return table.render(self)
-
-    def _make_noise(self, choices: list[Choice]) -> None:
-        by_weight: dict[int, Noise] = {}
-        for choice in choices:
-            if choice.why_not is not None:
-                continue
-            layer = choice.layer
-            energy = self.options.first_energy if choice is choices[0] else self.options.energy
-            sharing = self.options.conv_sharing if layers.kind(layer) in {"conv", "conv_transpose"} else None
-            noises = {}
-            for name, module, attribute, tied in held_weights(layer):
-                if tied not in by_weight:
-                    by_weight[tied] = noise = Noise(
-                        module,
-                        layers.effective_weight(module, attribute),
-                        sharing or self.options.linear_sharing,
-                        energy,
-                        self.options,
-                        self.key,
-                        len(by_weight),
-                    )
-                    # Not by its own setter, which refuses layers called "keys" or "values".
-                    self.noise._modules[slot(choice.name, name)] = noise
-                    self.key.waiting[noise.number] = choice.name
-                    self.weights.append((noise, module, attribute))
-                noises[name] = by_weight[tied]
-            hook: Hook = Rerun(layer, noises).drawn
-            if layers.is_standard(layer):
-                hook = noises["weight"].local if self.options.estimator == "local" else noises["weight"].drawn
-            self._after.append((layer, hook))
-
-    def _make_copies(self) -> None:
-        """Copy what adaptation changes of the network itself: norm layers, and weights where they are trained."""
-        copies: dict[int, Tensor] = {}
-        for name, layer in self.net.named_modules():
-            if isinstance(layer, norm.KINDS):
-                plain = plain_name(name)
-                policy = norm.Norm(plain, layer, self.options, bool(matching(plain, self.options.frozen)), self.key)
-                policy.copy(copies)
-                self.norms.append(policy)
-                if policy.statistics is not None:  # a layer norm has none to choose, and hooks take their time
-                    self._before.append((layer, policy.before))
-                    self._after.append((layer, policy.after))
-            elif layer._parameters and self._is_trained(plain_name(name)):
-                self.trained.append(held := Trained(plain_name(name), layer))
-                held.copy(copies)
-
-    def _is_trained(self, name: str) -> bool:
-        return bool(matching(name, self.options.train)) and not matching(name, self.options.frozen)
 
 
 def slot(layer: str, weight: str) -> str:

@@ -1,0 +1,46 @@
+"""Refuse networks that cannot be perturbed, before anything is touched."""
+
+import torch
+from torch import nn
+
+from undrift._errors import CannotPerturb
+from undrift.posterior import norm
+from undrift.posterior.attached import attached_to
+from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.seeds import Key
+
+
+def refuse_network(net: nn.Module) -> None:
+    """Raise where this is no network, one that cannot be hooked, or one that is perturbed already."""
+    if not isinstance(net, nn.Module):
+        raise CannotPerturb(
+            f"got a {type(net).__name__}; undrift.perturb needs a torch.nn.Module. Give it the network."
+        )
+    if isinstance(net, torch.jit.ScriptModule):
+        raise CannotPerturb(
+            f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; undrift needs the Python module. "
+            "Build the network from its class and load its state_dict."
+        )
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise CannotPerturb(
+            f"{type(net).__name__} is a wrapper that does not see the log-variances; undrift needs the network inside. "
+            "Perturb first, then wrap: DistributedDataParallel(undrift.perturb(net))."
+        )
+    refuse_second(net)
+
+
+def refuse_second(net: nn.Module) -> None:
+    """Raise where a part of the network is perturbed already."""
+    # A network that is off() has no hooks, and a copied part of a perturbed one has nothing but hooks.
+    taken = {id(m) for attached in attached_to(net) for m in attached.net.modules()}
+    for name, module in net.named_modules():
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        ours = any(isinstance(getattr(hook, "__self__", None), Key | Noise | Rerun | norm.Norm) for hook in hooks)
+        if isinstance(module, Perturbed) or ours or id(module) in taken:
+            where = f"{type(net).__name__}.{name}" if name else type(net).__name__
+            raise CannotPerturb(
+                f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
+                "Use the perturbed network you have, or take it off first: model.remove(), or undrift.remove(net) "
+                "where nobody has the model any more, or where this is a copy, which carries the noise too."
+            )
