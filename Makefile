@@ -1,8 +1,8 @@
-# make env | demo | test | lint. Each makes what it needs; a bare machine with Python 3.10 or newer is enough.
+# make env | demo | test | lint | docs. Each makes what it needs; a bare machine with Python 3.10 or newer is enough.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test lint
+.PHONY: env demo test lint docs
 env: .venv/.done
 
 .venv/.done: pyproject.toml bench/pyproject.toml constraints.txt
@@ -26,3 +26,10 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+.venv/.docs: .venv/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

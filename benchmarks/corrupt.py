@@ -7,9 +7,9 @@ on 16 cores and an H200.
 
     python benchmarks/corrupt.py --threads 2                                  # this machine
     PYTHONPATH=src python benchmarks/corrupt.py --device cuda --out out/gpu   # without installing
-    python benchmarks/corrupt.py --sheet photo.png                            # docs/corruptions.png
+    python benchmarks/corrupt.py --sheet photo.png                            # docs/explanation/corruptions.png
 
-Seed 0. Writes corrupt.json and corrupt.md to --out, and the tables into docs/corruptions.md with --docs.
+Seed 0. Writes corrupt.json and corrupt.md to --out, and the tables into docs/explanation/corruptions.md with --docs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     if options.sheet:
-        print(contact_sheet(read_square(options.sheet), "docs/corruptions.png", frost=options.frost))
+        print(contact_sheet(read_square(options.sheet), "docs/explanation/corruptions.png", frost=options.frost))
         return
     device = torch.device(options.device)
     clean = cifar(options.data)
@@ -75,7 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--count224", type=int, help="images of 224×224 to time; usual: 5,000 on a GPU, else 200")
     parser.add_argument("--out", type=Path, default=Path("out/corrupt"))
     parser.add_argument("--docs", type=Path, help="a page whose tables, between its markers, are replaced")
-    parser.add_argument("--sheet", type=Path, help="only draw docs/corruptions.png from this picture")
+    parser.add_argument("--sheet", type=Path, help="only draw docs/explanation/corruptions.png from this picture")
     options = parser.parse_args()
     if options.count224 is None:
         options.count224 = 200 if options.device == "cpu" else 5_000

@@ -24,7 +24,7 @@ statistics. Predicted for that, before it ran: 15 to 18; above 25 the reason is 
 Command:   python benchmarks/first_layer.py --data ../shared/data/cifar10 [--images 600] [--draws 5] [--seeds 1] [--why]
 Hardware:  one CPU core, shared with other work: about half an hour.
 Seeds:     0 to --seeds − 1 of the noise, all rows of one before the next.
-Output:    first-layer.json under --results, with each answer, and the table of docs/results.md on the terminal.
+Output:    first-layer.json under --results, with each answer; prints the table of docs/explanation/defaults.md.
 """
 
 import argparse

@@ -8,7 +8,7 @@ by the statistics that they step by. The moving average takes 0.4 of each new ba
 Command:   python benchmarks/norm_policy.py --data ../shared/data/cifar10 [--only train] [--images 100 --cycles 1]
 Hardware:  two CPU cores, one thread each: the two policies ran side by side, about 15 minutes.
 Seeds:     0 alone; a difference of less than two points in one domain says nothing.
-Output:    norm-policy.json under --results, and the table of docs/method.md on the terminal.
+Output:    norm-policy.json under --results, and the table of docs/explanation/defaults.md on the terminal.
 """
 
 import argparse

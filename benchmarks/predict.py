@@ -1,6 +1,6 @@
 """Claim: predict(mode="fast") is within 0.01 NLL of ten draws in at most three noise-free forward passes' time.
 
-The tables say whether it holds; docs/uncertainty.md reads them.
+The tables say whether it holds; docs/explanation/uncertainty.md reads them.
 
 Quality: WRN-40-2 on CIFAR10-C severity 5, initial variance 0.04 × Var(kernel) without the first layer, 0.01 with it.
 Moving statistics are those of one noisy pass over a corruption's first batch; nothing else is adapted. Rows: the mean

@@ -1,8 +1,8 @@
-"""Claim: the tables of README.md and of results, speed and uncertainty in docs/ are what benchmarks/results says.
+"""Claim: the tables of README.md and of results, speed and uncertainty below docs/explanation are what was measured.
 
-Command:   python benchmarks/readme.py            writes what stands between the markers <!-- NAME --> … <!-- /NAME -->
-           python benchmarks/readme.py --check    writes nothing, and exits 1 where a page is not what would be written
-Hardware:  any; nothing is run. Machine, date and seeds of what was measured stand above each table.
+Command:   python benchmarks/readme.py            write the tables between the markers <!-- NAME --> … <!-- /NAME -->
+           python benchmarks/readme.py --check    write nothing; exit 1 if a page differs from its records
+Hardware:  any; nothing is run. Machine, date and seeds of each measurement stand above its table.
 Seeds:     those of the cells and records.
 """
 
@@ -34,10 +34,21 @@ from undrift_bench.bench.speed.benchmark import GPU
 ROOT = Path(__file__).parents[1]
 MOST = 12  # lines of a table; with more, those of the first tier, and whatever leads a column
 COLUMNS = report.COLUMNS[:4]  # error, NLL, ECE, clean error after
+OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
 
-def online(name: str, request: Request) -> str:
-    """Return the main table of a stream: its first network, one corruption after another."""
+SUMMARY = ("source", "norm-stats", "tent", "roid", "cotta", "vmp:paper", "vmp-sigma-0", "vmp-roid")  # README's rows
+
+
+def online(name: str, request: Request, only: tuple[str, ...] = (), records: str = OUTSIDE) -> str:
+    """Return the main table of a stream: its first network, one corruption after another.
+
+    Args:
+        name: of the benchmark.
+        request: where its cells are.
+        only: names of the rows to show; none of them: the first tier, and whatever leads a column.
+        records: path from the page to the folder of records.
+    """
     bench = find(name)
     assert isinstance(bench, Online)
     request = in_its_precision(bench, Store(request.results / name), request)
@@ -49,16 +60,19 @@ def online(name: str, request: Request) -> str:
     error, *others = COLUMNS
     lines = []
     leaders = {_leader(column, run, part).name for column in COLUMNS[:3]}
-    for row in (shown := [row for row in run if row in _few(run) or row.name in leaders]):
-        records, said = part.records(row), part.said(row)
-        values = [error.text(records), str(said[0]) if said else "–", *(column.text(records) for column in others)]
-        lines.append([marked(title(row), records), *values])
+    shown = [row for row in run if row in main_rows(run) or row.name in leaders]
+    if only:
+        shown = sorted((row for row in run if row.name in only), key=lambda row: only.index(row.name))
+    for row in shown:
+        found, said = part.records(row), part.said(row)
+        values = [error.text(found), str(said[0]) if said else "–", *(column.text(found) for column in others)]
+        lines.append([marked(title(row), found), *values])
     header = ["method", error.title, "published %", *(column.title for column in others)]
-    records = [record for row in shown for record in part.records(row)]
+    all_found = [record for row in shown for record in part.records(row)]
     below = footnotes({row.label: part.records(row) for row in shown})
     below += [f"- {bench.note}"] if bench.note else []  # what the published values beside ours are of
-    left = _left(len(bench.rows), run, shown, [name])
-    return _block(heading, about(records), table(header, lines), _below(shown, below, left))
+    left = _left(len(bench.rows), run, shown, [name], records)
+    return _block(heading, about(all_found), table(header, lines), _below(shown, below, left))
 
 
 def pacs(request: Request) -> str:
@@ -81,7 +95,7 @@ def pacs(request: Request) -> str:
         for row in run
     ]
     records = [record for row in run for task in tasks for record in page.records(row, task)]
-    left = _left(len(offline.rows), run, run, [offline.name, "generalized"])
+    left = _left(len(offline.rows), run, run, [offline.name, "generalized"], OUTSIDE)
     untouched = sum(not any(page.records(row, task) for row in offline.rows) for task in page.tasks)
     left += f" {untouched} of {len(page.tasks)} tasks are not run yet." if untouched else ""
     header = ["method", *(task.title for task in tasks), "mean, target", "seeds"]
@@ -127,7 +141,9 @@ def turns(request: Request) -> str:
     if not found:
         return "Not measured yet."
     pairs = zip(ORDINALS, found[1:], strict=False)
-    others, header = [name + ("" if record.get("native") else ", in Python") for name, record in pairs], [""]
+    mixed = bool(found[0].get("native"))  # older records, beside one whose launches were not Python's
+    others = [name + (", in Python" if mixed and not record.get("native") else "") for name, record in pairs]
+    header = [""]
     for how in ("", ", one graph"):
         header += [f"Tent{how}", f"VMP{how}", "ratio", *others]
     lines = []
@@ -157,20 +173,22 @@ def streams(request: Request) -> str:
     return table([*header, "VMP captured over Tent as it is"], lines).rstrip("\n")
 
 
+RESULTS = "docs/explanation/results"
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
-    "README.md": {
-        **{name: partial(online, name) for name in ("online-c10", "online-c100", "online-imagenet")},
-        "pacs": pacs,
-    },
-    "docs/results.md": {"cells": cells},
-    "docs/speed.md": {
+    "README.md": {"summary": partial(online, "online-c10", only=SUMMARY, records="benchmarks/results")},
+    f"{RESULTS}/cifar-10-c.md": {"online-c10": partial(online, "online-c10")},
+    f"{RESULTS}/cifar-100-c.md": {"online-c100": partial(online, "online-c100")},
+    f"{RESULTS}/imagenet-c.md": {"online-imagenet": partial(online, "online-imagenet")},
+    f"{RESULTS}/pacs.md": {"pacs": pacs},
+    f"{RESULTS}/cells.md": {"cells": cells},
+    "docs/explanation/speed.md": {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
         "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),
         "speed-kernels": lambda request: speed.kernels(saved(request, "speed-cuda")),
         "speed-turns": turns,
         "stream-captured": streams,
     },
-    "docs/uncertainty.md": {
+    "docs/explanation/uncertainty.md": {
         "predict-choice": lambda request: predict.choice(saved(request, "predict_choice")),
         "predict-quality": lambda request: predictions(request, predict.quality),
         "predict-time": lambda request: predictions(request, predict.times),
@@ -200,7 +218,8 @@ def _seeds(found: list[Cell], store: Store) -> tuple[str, str]:
     return ", ".join(finished), ", ".join(name for name, count in done.items() if not count) or "–"
 
 
-def _few(rows: list[Row]) -> list[Row]:
+def main_rows(rows: list[Row]) -> list[Row]:
+    """Return all rows where a table has room for them, else those of the first tier."""
     return rows if len(rows) <= MOST else [row for row in rows if row.tier == "A"][:MOST]
 
 
@@ -224,9 +243,9 @@ def _three(page: Page, row: Row, task: Task) -> str:
     )
 
 
-def _left(rows: int, run: list[Row], shown: list[Row], pages: list[str]) -> str:
+def _left(rows: int, run: list[Row], shown: list[Row], pages: list[str], records: str) -> str:
     """Return a line that says what the table does not show."""
-    links = " and ".join(f"[{name}.md](benchmarks/results/{name}.md)" for name in pages)
+    links = " and ".join(f"[{name}.md]({records}/{name}.md)" for name in pages)
     more = f"{len(run) - len(shown)} more rows that were run: {links}." if len(run) > len(shown) else f"Whole: {links}."
     return f"{rows - len(run)} of {rows} rows are not run yet. {more}" if rows > len(run) else more
 

@@ -27,7 +27,7 @@ The rule takes 1 again; with PyTorch's 0.1 as the authors' it would take 0.7 wit
 Command:   python benchmarks/stream_pace.py --data ../shared/data/cifar10 --batch 200 [--images 600] [--draws 2]
 Hardware:  one CPU core, shared with other work: about five minutes a size of batch.
 Seeds:     0 of the noise.
-Output:    stream-pace.json under --results, with each answer, and the table of docs/method.md on the terminal.
+Output:    stream-pace.json under --results, with each answer; prints the table of docs/explanation/defaults.md.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Write the table of docs/methods.md from `undrift.methods`: `python docs/make_methods.py`."""
+"""Write the table of docs/reference/methods.md from `undrift.methods`: `python docs/make_methods.py`."""
 
 import re
 from pathlib import Path
 
 from undrift import methods
 
-PAGE = Path(__file__).parent / "methods.md"
+PAGE = Path(__file__).parent / "reference" / "methods.md"
 
 
 def page(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Write docs/options.md from the Options dataclass: `python docs/make_options.py`."""
+"""Write docs/reference/options.md from the Options dataclass: `python docs/make_options.py`."""
 
 import dataclasses
 from pathlib import Path
@@ -13,8 +13,12 @@ def page() -> str:
     lines = [
         "# Options",
         "",
-        "Written by `docs/make_options.py` from `undrift.Options`, which API, command line and domain file share.",
-        '`undrift.perturb(net, "released", estimator="drawn")` takes a preset and changes to it.',
+        "The API, the command line and the domain file share one dataclass, `undrift.Options`. Start from a preset and",
+        'change single values: `undrift.perturb(net, "released", estimator="drawn")`. On the command line',
+        "`init_fraction` is `--init-fraction`. Why the defaults are what they are:",
+        "[the defaults, measured](../explanation/defaults.md).",
+        "",
+        "This page is written by `docs/make_options.py`.",
         "",
         "| option | values | " + " | ".join(f'"{name}"' for name in PRESETS) + " | what it is |",
         "|---|---|" + "---|" * len(PRESETS) + "---|",
@@ -41,4 +45,4 @@ def _show(value: object) -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "options.md").write_text(page())
+    (Path(__file__).parent / "reference" / "options.md").write_text(page(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/cli.md says what happens: its examples run, one after another, in one folder."""
+"""The examples of docs/reference/cli.md run, one after another, in one folder."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ from undrift.cli import main
 from undrift.cli.app import COMMANDS
 from undrift_bench import data
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 ELSEWHERE = ("COMMAND", "--root")
 """Examples with a word to fill in, or on data that only a benchmark has."""
 
