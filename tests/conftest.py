@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["image_fixtures"]
+
 # Without a GPU Triton's kernels run in its interpreter. Triton reads this when it is imported, which the compiler does.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")

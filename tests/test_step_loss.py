@@ -78,7 +78,7 @@ def test_a_network_that_is_not_perturbed_is_refused(call: object) -> None:
 @interpreter
 def test_compiled_as_for_a_gpu_all_gradients_are_those_of_uncompiled_code() -> None:
     """In a process of its own, where compiled graphs have the operators of a GPU, and those run in the interpreter."""
-    script = Path(__file__).with_name("compiled_as_for_a_gpu.py")
+    script = Path(__file__).with_name("support") / "compiled_as_for_a_gpu.py"
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

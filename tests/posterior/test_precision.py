@@ -49,7 +49,7 @@ for (how, dtype), estimator in itertools.product(cases, ["local", "drawn"]):
 
 
 def test_half_precision() -> None:
-    places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    places = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": places}
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)

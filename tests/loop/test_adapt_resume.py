@@ -122,7 +122,7 @@ def test_a_killed_run_ends_bit_for_bit_where_it_would_have_ended(name: str, at: 
 SCRIPT = """
 import os, signal, sys
 import torch
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tests/support"]
 import undrift
 from support import images
 from adapt_support import small
@@ -146,7 +146,7 @@ adapt(model, images(24), Deadly(), 3, batch_size=6, checkpoint=sys.argv[1])
 
 def test_a_process_killed_for_good_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
-    done = subprocess.run([sys.executable, "-c", SCRIPT, path], cwd=Path(__file__).parents[1], check=False)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, path], cwd=Path(__file__).parents[2], check=False)
     assert done.returncode == -signal.SIGKILL
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     whole, resumed = small(), small()

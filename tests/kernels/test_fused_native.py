@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import test_row
 import undrift
 from fused_support import numpys, triton, use
-from test_fused_known import images, on_kernels, perturbed, step
+from posterior import test_row
 from undrift.kernels.triton import calls, native
 from undrift.kernels.triton.native.packed import packed
 from undrift.posterior.perturbed import Perturbed
+
+from .test_fused_known import images, on_kernels, perturbed, step
 
 
 def nodes(out: Tensor) -> list[str]:

@@ -66,7 +66,7 @@ def test_the_temperature_is_found_and_never_below_one() -> None:
 
 
 def test_the_benchmark_that_chose_it_asks_the_same_question() -> None:
-    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "predict_choice.py"))
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "predict_choice.py"))
     draws = (3 * torch.randn(3, 50, 6, generator=torch.Generator().manual_seed(0))).log_softmax(2)
     rows = evenly(draws[0])
     fast = joined(

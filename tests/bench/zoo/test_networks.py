@@ -10,7 +10,7 @@ from torch import nn
 
 from undrift_bench import zoo
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
 def parameters(network: nn.Module) -> int:

@@ -10,11 +10,12 @@ import torch
 
 import undrift
 from support import convnet, learnables
-from test_report import continual, generalized, offline, result
 from undrift.judge import plots
 from undrift.judge.metrics import Reliability
 from undrift.judge.report import Report
 from undrift.packs.file import inspect, save
+
+from .test_report import continual, generalized, offline, result
 
 
 def is_png(path: Path) -> bool:
