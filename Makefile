@@ -1,8 +1,8 @@
-# make env | demo | test | lint | docs. Each makes what it needs; a bare machine with Python 3.10 or newer is enough.
+# make env | demo | test | test-all | lint | docs. Each makes what it needs; a bare machine with Python 3.10 or newer is enough.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test lint docs
+.PHONY: env demo test test-all lint docs
 env: .venv/.done
 
 .venv/.done: pyproject.toml bench/pyproject.toml constraints.txt
@@ -13,14 +13,21 @@ env: .venv/.done
 demo: env
 	$(BIN)/python -m undrift_bench.demo --out out/demo
 
+# Two processes, one thread each: the tensors are small, and a second thread would only wait.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The quick tests: three minutes on two cores.
+test: env
+	$(PYTEST) -m "not slow"
+
 # With Triton, whose interpreter runs a GPU's kernels on a CPU: nothing but the tests needs it here.
 .venv/.tests: .venv/.done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,frost,tests]" -e "./bench[digits]"
 	touch $@
 
-# Two processes, one thread each: the tensors are small, and a second thread would only wait.
-test: .venv/.tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Everything; the end of the output lists what needs a GPU where there is none.
+test-all: .venv/.tests
+	$(PYTEST)
 
 lint: env
 	$(BIN)/ruff check .

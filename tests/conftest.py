@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-pytest_plugins = ["image_fixtures"]
+pytest_plugins = ["image_fixtures", "skips"]
 
 # Without a GPU Triton's kernels run in its interpreter. Triton reads this when it is imported, which the compiler does.
 if not torch.cuda.is_available():
