@@ -9,13 +9,10 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, same, snapshot
-from undrift.answer.prediction import Prediction
-from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized, labels_of
+from undrift import Prediction, evaluate, join, predict, stream
+from undrift.evaluate import evaluate_continual, evaluate_generalized, labels_of
 from undrift.images import TensorDomain
 from undrift.judge import metrics
-from undrift.judge.report import join
-from undrift.predict import predict
-from undrift.stream import stream
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, same, snapshot
-from undrift.answer.prediction import Prediction
-from undrift.answer.temperature import match_confidence, mirror_and_move, temperature
-from undrift.predict import predict
+from undrift import Prediction, predict, temperature
+from undrift.answer.temperature import match_confidence, mirror_and_move
 
 
 class Scripted(nn.Module):

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
 from support import convnet, images
+from undrift import predict
 from undrift.answer import fast_mode
 from undrift.answer.fast_mode import FewDraws, averaged, joined, log_probs
-from undrift.predict import predict
 
 # undrift.predict is the function, also to those who look for the module of that name.
 PAGE = importlib.import_module("undrift.predict")

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images
+from undrift import predict
 from undrift.answer import draws
-from undrift.predict import predict
 
 
 class Counted(nn.Module):

@@ -10,11 +10,11 @@ import torch
 
 import undrift
 from support import convnet, images, same, snapshot
+from undrift import predict
 from undrift.posterior import statistics
 from undrift.posterior.state import restore
 from undrift.posterior.state import snapshot as adapted_state
 from undrift.posterior.statistics import noise_kept
-from undrift.predict import predict
 
 KEPT = ("train", "moving", "domain")
 FACTS = (

@@ -9,7 +9,7 @@ import pytest
 
 import undrift
 import undrift_bench.zoo
-from undrift._errors import OptionError
+from undrift import OptionError
 from undrift_bench.bench import Request, Store
 from undrift_bench.bench.analysis.benchmark import Analysis
 from undrift_bench.bench.analysis.parts import BETAS, DRAWS_IN_TEST, SCALES, STAGES, parts

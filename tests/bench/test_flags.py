@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from undrift._errors import OptionError
+from undrift import OptionError
 from undrift.cli import main
 from undrift_bench.bench import NAMES, Request, find
 from undrift_bench.bench.harness.request import CELLS as WITH_CELLS

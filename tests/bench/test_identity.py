@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from undrift import methods
-from undrift._errors import OptionError
+from undrift import OptionError, methods
 from undrift.system.progress import Bar
 from undrift_bench.bench import Cell, Request, Row, Store, chosen, find, listing
 from undrift_bench.bench.harness.resolved import canonical, fingerprint, resolved

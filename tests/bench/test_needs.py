@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import undrift
-from undrift import methods
-from undrift._errors import UndriftWarning
+from undrift import UndriftWarning, methods
 from undrift.cli import main
 from undrift.keep import Moments
 from undrift.likelihood.second_head import rotation_head

@@ -7,7 +7,7 @@ import torch
 
 import undrift
 from tree_support import small
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift.likelihood.masks import masks_of
 from undrift_bench.bench import CannotRun, Request
 from undrift_bench.bench.harness.run import run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import undrift
-from undrift._errors import OptionError
+from undrift import OptionError
 from undrift.judge.metrics import Tally
 from undrift.system.progress import Bar
 from undrift_bench.bench import Request, Store, find

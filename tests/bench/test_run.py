@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from undrift._errors import DataError
+from undrift import DataError
 from undrift.system.progress import Bar
 from undrift_bench.bench import (
     Benchmark,

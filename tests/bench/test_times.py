@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import undrift
-from undrift._errors import OptionError
+from undrift import OptionError
 from undrift.cli import main
 from undrift.images.corrupt import CORRUPTIONS
 from undrift_bench.bench import Benchmark, Outcome, Request, Store, find

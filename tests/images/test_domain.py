@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import undrift.images
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift.images import TensorDomain, shuffle, split
 
 

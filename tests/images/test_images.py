@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import undrift
-from undrift._errors import DataError, UndriftWarning
+from undrift import DataError, UndriftWarning
 from undrift.images import Preprocess
 from undrift.images.preprocess import GREY
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import undrift
-from undrift._errors import UndriftWarning
+from undrift import UndriftWarning
 
 
 def names(domain, root):

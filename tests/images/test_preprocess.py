@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift.images import IMAGENET, SHOT, Preprocess
 from undrift.images.preprocess import GREY, RAW
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import undrift
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift.images import Domain, workers
 from undrift.images.workers import FEW, items_of, usual_workers
 

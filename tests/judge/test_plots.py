@@ -10,10 +10,9 @@ import torch
 
 import undrift
 from support import convnet, learnables
+from undrift import Report, inspect, save
 from undrift.judge import plots
 from undrift.judge.metrics import Reliability
-from undrift.judge.report import Report
-from undrift.packs.file import inspect, save
 
 from .test_report import continual, generalized, offline, result
 

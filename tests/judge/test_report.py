@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import undrift
+from undrift import Report, join
 from undrift.judge.metrics import Reliability, Scores
-from undrift.judge.report import Report, Result, Role, join
+from undrift.judge.report import Result, Role
 from undrift.system import atomic
 
 BINS = Reliability((0, 4, 16), (0.0, 0.5, 0.9), (0.0, 0.25, 0.75))

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift.judge.verdict import Survey, Verdict, better, has_collapsed, same_answers, survey
+from undrift import Verdict
+from undrift.judge.verdict import Survey, better, has_collapsed, same_answers, survey
 
 
 def look(probs: list[list[float]], places: list[int] | None = None) -> tuple[Survey, Tensor]:

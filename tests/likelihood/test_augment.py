@@ -9,8 +9,8 @@ from torch import Tensor
 
 import undrift
 from support import images
-from undrift.images.preprocess import IMAGENET
-from undrift.likelihood.augment import Augment
+from undrift.images import IMAGENET
+from undrift.likelihood import Augment
 from undrift.likelihood.views import View, seen
 
 COTTA = {"blur": True, "noise": 0.005, "outside": "border"}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift._types import Step
+from undrift import Step
 from undrift.likelihood import Hcl
 from undrift.likelihood.historical import contrast, reliabilities
 

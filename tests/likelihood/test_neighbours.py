@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift._types import Following, Refreshing, Step, Watching
+from undrift import Step
+from undrift._types import Following, Refreshing, Watching
 from undrift.likelihood import Aad, Gsfda, Nrc, banks
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.neighbours import balance

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import undrift
 from support import convnet, images
-from undrift._types import Step
+from undrift import Step
 from undrift.likelihood import ReliableEntropy
 
 # Three classes: two sure images of different classes, one unsure, one in between.

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, same, snapshot
-from undrift._types import Refreshing, Step
+from undrift import Step
+from undrift._types import Refreshing
 from undrift.likelihood import Consistency, Information, Shot
 from undrift.likelihood.features import watching
 from undrift.likelihood.shot import pseudo_labels

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, learnables
-from undrift._types import Likelihood, Refreshing, Step
+from undrift import Step
+from undrift._types import Likelihood, Refreshing
 from undrift.likelihood import Consistency, Information, as_likelihood, entropy, one_number
 from undrift.likelihood.consistency import symmetric_cross_entropy
 

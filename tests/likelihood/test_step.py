@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from support import convnet, images, learnables, same, snapshot
-from undrift._types import Step
+from undrift import Step
 from undrift.likelihood import Consistency, Roid, entropy
 
 KEPT = ("train", "moving", "domain")

@@ -11,9 +11,8 @@ from torch import nn
 import undrift
 from prepared_support import UNTRAINED, small
 from support import images, same, snapshot
-from undrift import methods
-from undrift.answer.prediction import Prediction
-from undrift.answer.together import mean_prediction, together
+from undrift import Prediction, methods, together
+from undrift.answer.together import mean_prediction
 from undrift.images import TensorDomain
 from undrift.keep import Moments, Posterior
 from undrift_bench.train import TrainOptions, collect_moments

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import undrift
 from online_support import batches, close, network, trained, twin
 from undrift import methods
-from undrift._types import Keeper, named_learnables, named_sources
-from undrift.keep import Restore
+from undrift._types import named_learnables, named_sources
+from undrift.keep import Keeper, Restore
 from undrift.likelihood import Augment, Cotta
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import undrift
 from offline_support import network
 from support import images, same
-from undrift._types import Step
+from undrift import Step
 from undrift.keep import MaskedGradients
 from undrift.likelihood import Aad, Gsfda, Hcl, Nrc
 from undrift.likelihood import gsfda as gsfda_module

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 import undrift
 from online_support import NORM_AFFINE, batches, network
 from support import images, same, snapshot
-from undrift import methods
+from undrift import Stream, methods
 from undrift.images import Preprocess
 from undrift.likelihood import Cotta, Roid
-from undrift.loop.streaming import Stream
 
 NAMES = ["eta", "eata", "sar", "roid", "cotta", "vmp-roid", "vmp-roid:paper", "vmp-roid:released"]
 IMAGENET = ["eta:imagenet", "eata:imagenet", "sar:imagenet", "roid:imagenet", "cotta:imagenet", "vmp-roid:imagenet"]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 import undrift
 from online_support import batches, close, entropies, network, trained, twin
 from support import convnet, images
-from undrift import methods
-from undrift._types import Step, named_learnables, named_sources
+from undrift import Step, methods
+from undrift._types import named_learnables, named_sources
 from undrift.likelihood import Augment, Roid
 from undrift.likelihood.roid import corrected_prior, likelihood_ratios, weigh
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 import undrift
 from prepared_support import SHARED, UNTRAINED, Fixed, Small, small, trained_head
 from support import images, same, snapshot
-from undrift import methods
-from undrift._types import Step
+from undrift import Step, methods
 from undrift.likelihood import Rotation
 from undrift.likelihood.rotation import crops, rotated
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, learnables, same, snapshot
-from undrift.images.preprocess import IMAGENET
-from undrift.packs.export import export, mean_network
-from undrift.predict import predict
+from undrift import export, predict
+from undrift.images import IMAGENET
+from undrift.packs.export import mean_network
 
 
 def adapted(net: nn.Module, **options: Any) -> undrift.Perturbed:

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 import undrift
 from file_support import adapted, saved_file
 from support import convnet, images, learnables, same, snapshot
-from undrift.images.preprocess import IMAGENET
-from undrift.packs.file import inspect, load, save
-from undrift.packs.fingerprint import fingerprint
-from undrift.predict import predict
+from undrift import fingerprint, inspect, load, predict, save
+from undrift.images import IMAGENET
 
 
 @pytest.mark.filterwarnings("ignore:norm statistics were kept from passes with noise")

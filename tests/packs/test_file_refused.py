@@ -15,8 +15,9 @@ from torch import Tensor, nn
 import undrift
 from file_support import saved_file
 from support import convnet, same, snapshot
-from undrift.images.preprocess import IMAGENET, RAW
-from undrift.packs.file import inspect, load, save
+from undrift import inspect, load, save
+from undrift.images import IMAGENET
+from undrift.images.preprocess import RAW
 from undrift.packs.packing import pack
 
 

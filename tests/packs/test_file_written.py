@@ -16,9 +16,8 @@ from torch import nn
 import undrift
 from file_support import adapted, saved_file
 from support import convnet, images
+from undrift import fingerprint, save
 from undrift.images.preprocess import RAW
-from undrift.packs.file import save
-from undrift.packs.fingerprint import fingerprint
 from undrift.system import atomic
 from undrift.system.lock import marked
 from undrift_bench import zoo

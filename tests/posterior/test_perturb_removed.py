@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 import undrift
 from perturb_support import adapt_a_little
 from support import convnet, images, learnables, same, snapshot
-from undrift.perturb import remove
+from undrift import remove
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift._errors import CannotPerturb
+from undrift import CannotPerturb
 
 
 class Tied(nn.Module):

@@ -8,8 +8,8 @@ from torch import nn
 
 import undrift
 from support import convnet, images, learnables
+from undrift import save
 from undrift.images.preprocess import RAW
-from undrift.packs.file import save
 
 
 def adapted(net: nn.Module, **options: Any) -> undrift.Perturbed:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from undrift._errors import DataError
+from undrift import DataError
 from undrift_bench import data
 
 

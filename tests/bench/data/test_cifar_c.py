@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift_bench import data
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift_bench import data, zoo
 
 

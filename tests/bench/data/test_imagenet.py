@@ -4,9 +4,8 @@ import tarfile
 
 import pytest
 
-from undrift._errors import DataError, OptionError
-from undrift.images import IMAGENET
-from undrift.images.preprocess import Preprocess
+from undrift import DataError, OptionError
+from undrift.images import IMAGENET, Preprocess
 from undrift_bench import data
 
 SYNSETS = [f"n{index:08d}" for index in range(1000)]

@@ -5,8 +5,8 @@ import tarfile
 import pytest
 import torch
 
-from undrift._errors import DataError, OptionError, UndriftWarning
-from undrift.images.preprocess import Preprocess
+from undrift import DataError, OptionError, UndriftWarning
+from undrift.images import Preprocess
 from undrift.images.tree import read_classes
 from undrift_bench import data
 from undrift_bench.data.office_31 import CLASSES as OFFICE_31

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from undrift._errors import DataError
-from undrift.evaluate import evaluate
-from undrift.judge.verdict import Survey, Verdict
+from undrift import DataError, Verdict, evaluate
+from undrift.judge.verdict import Survey
 from undrift_bench.demo.__main__ import main
 from undrift_bench.demo.choose import choose
 from undrift_bench.demo.domain_file import NAME

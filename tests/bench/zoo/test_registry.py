@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from undrift._errors import DataError, OptionError
+from undrift import DataError, OptionError
 from undrift_bench import zoo
 
 
