@@ -1,4 +1,4 @@
-"""docs/methods.md shows the methods as they are, and names whom they are by."""
+"""docs/reference/methods.md shows the methods as they are, and names whom they are by."""
 
 import re
 import runpy
