@@ -45,6 +45,7 @@ def test_each_figure_of_the_paper_is_a_part():
     assert tuple(isotropic) == SCALES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "network"), [("pacs", "shot_resnet50"), ("cifar10-c", "wrn40_2")])
 def test_what_is_left_out_is_there(where, network):
     net = undrift_bench.zoo.build(network, 7)
@@ -114,6 +115,7 @@ def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
     assert "analysis-beta.png" not in {path.name for path in outcome.wrote}
 
 
+@pytest.mark.slow
 def test_what_offline_has_run_is_not_run_again(tmp_path):
     request = tiny(tmp_path, settings=("sketch-photo",), only=("shot",))
     run(Offline(), request, quiet, quiet=True)
@@ -144,6 +146,7 @@ def test_what_is_known_is_taken_over_whatever_the_deadline(tmp_path):
     assert [cell.row.name for cell in cells if store.finished(cell)] == ["shot-0.1", "shot-0.3"]
 
 
+@pytest.mark.slow
 def test_streams_run_on_corruptions(tmp_path):
     bench, request = Analysis(), tiny(tmp_path, settings=("cifar100-c",), only=("schemes",))
     outcome = run(bench, request, quiet, quiet=True)

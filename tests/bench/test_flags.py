@@ -131,7 +131,11 @@ def held(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     "words",
-    [["online-c10", "--only", "source"], ["generalized", "--only", "source"], ["analysis", "--only", "beta"]],
+    [
+        ["online-c10", "--only", "source"],
+        pytest.param(["generalized", "--only", "source"], marks=pytest.mark.slow),
+        pytest.param(["analysis", "--only", "beta"], marks=pytest.mark.slow),
+    ],
     ids=lambda words: words[0],
 )
 def test_a_tiny_run_leaves_the_real_pages_alone(words: list[str], tmp_path: Path) -> None:

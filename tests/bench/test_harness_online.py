@@ -60,8 +60,8 @@ def by_hand(cell: Cell) -> tuple[float, undrift.Stream]:
     return sum(tally.scores().nll for tally in tallies) / len(tallies), stream
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("row", ["tent", "vmp:paper", "cotta"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", ["tent", "vmp:paper", pytest.param("cotta", marks=pytest.mark.slow)])
 def test_numbers_are_those_of_the_method_called_by_hand(row: str, seed: int) -> None:
     request = Request(tiny=True, only=(row,), seeds=1, device="cpu")
     cell = cell_of(request, seed=seed)
@@ -122,6 +122,7 @@ def test_what_a_stream_did_with_its_batches_is_in_its_record(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.slow
 def test_resets_stand_under_the_table_where_they_are_known(tmp_path: Path) -> None:
     request = Request(results=tmp_path, tiny=True, only=("sar", "tent"), seeds=1, device="cpu")
     run(online(), request, lambda _: None, quiet=True)

@@ -61,6 +61,7 @@ def test_a_cell_has_every_number(tmp_path: Path) -> None:
     assert {"hardware", "date", "torch", "seconds", "fast"} <= found.keys()
 
 
+@pytest.mark.slow
 def test_every_setting_runs_in_half_precision(tmp_path: Path) -> None:
     request = tiny(tmp_path, "norm-stats", settings=("all",), fast=True)
     outcome = run(bench(), request, lambda _: None, quiet=True)
@@ -72,6 +73,7 @@ def test_every_setting_runs_in_half_precision(tmp_path: Path) -> None:
     assert "batch-16" in outcome.text
 
 
+@pytest.mark.slow
 def test_one_size_of_a_batch_is_no_curve(tmp_path: Path) -> None:
     drawn = {}
     for sizes in (("batch-4",), ("batch-4", "batch-16")):
@@ -81,6 +83,7 @@ def test_one_size_of_a_batch_is_no_curve(tmp_path: Path) -> None:
     assert drawn == {1: [], 2: ["-tiny-batch"]}
 
 
+@pytest.mark.slow
 def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
     kept = record(tmp_path, "tent", settings=("continual",))
     reset = record(tmp_path, "tent", settings=("episodic",))
@@ -89,6 +92,7 @@ def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
     assert reset["nll"] == pytest.approx(net["nll"])  # Tent answers before its step, and every step is taken back
 
 
+@pytest.mark.slow
 def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
     alone = record(tmp_path, "norm-stats", settings=("gather-64",))
     assert (alone["batch"], alone["gather"]) == (1, 6)  # the tiny likeness has batches of 6
@@ -101,6 +105,7 @@ def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
     assert list(drawn) == ["-tiny-gather-64"]
 
 
+@pytest.mark.slow
 def test_classes_in_runs_are_learned_from_a_balanced_memory(tmp_path: Path) -> None:
     runs, plain = (record(tmp_path, "tent", settings=(name,)) for name in ("balanced-128", "classes-2000"))
     assert (runs["batch"], runs["gather"], runs["balanced"]) == (6, 6, True)

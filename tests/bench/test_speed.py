@@ -60,6 +60,7 @@ def test_without_compiled_steps_only_the_bars_of_uncompiled_ones_are_shown() -> 
     }
 
 
+@pytest.mark.slow
 def test_jobs_that_fail_say_why_and_the_others_go_on() -> None:
     case, said = asdict(Case("WRN-40", 2, 8, width=1)), []
     job = {"case": case, "low": False, "compiled": False, "steps": 1}

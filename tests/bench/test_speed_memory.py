@@ -75,6 +75,7 @@ def measured(memory: Allocator, weights: int, pool: int = 0) -> dict[str, float]
     return peaks.found()
 
 
+@pytest.mark.slow
 def test_a_case_has_the_same_peaks_whatever_the_process_did_before(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Allocator(monkeypatch)
     first = measured(memory, 30)

@@ -80,7 +80,7 @@ def test_a_time_goes_into_the_first_seed_and_nothing_else_changes(tmp_path: Path
     assert list(after[first].items()) == list(before[first].items())  # in their order, too
 
 
-@pytest.mark.parametrize("name", ["online-c100", "offline"])
+@pytest.mark.parametrize("name", [pytest.param("online-c100", marks=pytest.mark.slow), "offline"])
 def test_the_tables_column_is_filled_and_its_foot_says_how(name: str, tmp_path: Path) -> None:
     request = tiny(tmp_path, "source", "norm-stats", cache=tmp_path / "cache")
     shared(bench(name), request)
@@ -122,6 +122,7 @@ def test_what_has_a_time_is_not_timed_again_until_its_cell_is_new(tmp_path: Path
     assert (outcome.ran, outcome.kept) == (0, 1)
 
 
+@pytest.mark.slow
 def test_few_batches_of_one_corruption_are_made_and_no_answer_is_asked_for_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def test_few_batches_of_one_corruption_are_made_and_no_answer_is_asked_for_at_th
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_batches_have_the_size_of_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     step = undrift.Stream._answer
@@ -183,6 +185,7 @@ def test_an_adaptation_ends_after_its_first_steps(tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_row_of_all_tasks_is_timed_once_with_its_trained_source(tmp_path: Path) -> None:
     request = tiny(tmp_path, "shot", "gsfda", cache=tmp_path / "cache")
     shared(bench("offline"), request)
@@ -195,6 +198,7 @@ def test_a_row_of_all_tasks_is_timed_once_with_its_trained_source(tmp_path: Path
     assert all("note" not in record["timed"] for record in timed)
 
 
+@pytest.mark.slow
 def test_cells_are_timed_in_their_own_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = tiny(tmp_path, "source")
     shared(bench(), replace(request, fast=True))
@@ -210,6 +214,7 @@ def test_cells_are_timed_in_their_own_precision(tmp_path: Path, monkeypatch: pyt
     assert seen == [True]
 
 
+@pytest.mark.slow
 def test_what_was_timed_before_a_stop_stays_and_a_row_that_breaks_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +249,7 @@ def test_what_was_timed_before_a_stop_stays_and_a_row_that_breaks_stops_nothing(
     assert (outcome.ran, outcome.failed, outcome.kept) == (1, 0, 2)
 
 
+@pytest.mark.slow
 def test_a_missing_network_and_a_deadline_leave_rows_untimed(tmp_path: Path) -> None:
     request = Request(results=tmp_path, data=tmp_path, only=("source", "tent"), seeds=1, device="cpu", fast=True)
     store, cells = Store(tmp_path / "online-c10"), bench().cells(replace(request, networks=("wrn40_2",)))

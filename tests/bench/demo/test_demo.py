@@ -187,6 +187,7 @@ def test_each_run_once_and_the_source_network_needs_no_seeds() -> None:
     assert [job.seed for job in todo if job.table and job.row is ROWS[0]] == [0]
 
 
+@pytest.mark.slow
 def test_processes_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [job for job in jobs(QUICK) if job.row in (ROWS[0], STREAM_ROWS[1])]
     monkeypatch.setattr("undrift_bench.demo.work.jobs", lambda _: few)
@@ -195,6 +196,7 @@ def test_processes_give_what_one_process_gives(tmp_path: Path, monkeypatch: pyte
     assert Job(True, 0, 0) in one
 
 
+@pytest.mark.slow
 def test_module_runs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "undrift_bench.demo", "--help"], capture_output=True, text=True, check=False

@@ -97,6 +97,7 @@ def child(out: Path, kill: int) -> int:
     return subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=120).returncode
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_where_the_whole_one_ends(tmp_path: Path) -> None:
     # The first call checks the shape, an epoch is 6 steps: call 16 is in the middle of epoch 3. Without validation the
     # last weights are kept, on which everything before has its effect.
