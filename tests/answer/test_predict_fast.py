@@ -1,6 +1,7 @@
 """The mode "fast": few passes, and answers near those of many draws."""
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
+from faults import bound_by_launches
 from support import convnet, images
 from undrift import predict
 from undrift.answer import fast_mode
@@ -16,6 +18,12 @@ from undrift.answer.fast_mode import FewDraws, averaged, joined, log_probs
 
 # undrift.predict is the function, also to those who look for the module of that name.
 PAGE = importlib.import_module("undrift.predict")
+
+
+@pytest.fixture
+def as_on_a_gpu() -> Iterator[None]:
+    with bound_by_launches():
+        yield
 
 
 def classifier(classes: int = 6) -> tuple[nn.Module, Tensor]:
@@ -148,26 +156,27 @@ def test_the_third_draw_of_a_part_changes_only_that_part(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("limit", [None, 250])
-def test_a_small_batch_on_a_gpu_gets_all_its_draws(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> None:
+def test_a_small_batch_on_a_gpu_gets_all_its_draws(limit: int | None) -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
     settings = {"generator": 5, "temperature": 1.3, "fold_limit": limit}
     full = predict(model, x[:25], 10, **settings)
     assert not torch.equal(predict(model, x[:25], 10, mode="fast", **settings).probs, full.probs)  # on a CPU
-    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
-    fast = predict(model, x[:25], 10, mode="fast", **settings)
+    with bound_by_launches():
+        fast = predict(model, x[:25], 10, mode="fast", **settings)
     for name in ("probs", "label", "entropy", "mutual_info"):
         assert torch.equal(getattr(fast, name), getattr(full, name)), name
     # A call of small batches, and a bad image, which is left out in both.
     x = x.clone()
     x[3] = float("nan")
-    full, fast = (predict(model, x, 10, batch_size=20, mode=mode, **settings) for mode in ("full", "fast"))
+    with bound_by_launches():
+        full, fast = (predict(model, x, 10, batch_size=20, mode=mode, **settings) for mode in ("full", "fast"))
     assert torch.equal(fast.probs, full.probs)
     assert fast.label[3] == -1
 
 
-def test_a_batch_that_is_no_single_small_pass_gets_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_batch_that_is_no_single_small_pass_gets_few_draws() -> None:
     rows: list[int] = []
     net = convnet()
     net.register_forward_hook(lambda _m, args, _out: rows.append(len(args[0])))
@@ -185,8 +194,8 @@ def test_a_batch_that_is_no_single_small_pass_gets_few_draws(monkeypatch: pytest
         model.remove()
 
 
-def test_a_short_last_batch_of_a_loader_stands_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_short_last_batch_of_a_loader_stands_beside_the_others() -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x[:210], torch.zeros(210)), batch_size=100)

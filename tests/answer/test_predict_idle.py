@@ -6,15 +6,15 @@ The bounds are the counts when this was written: a call more has to be worth it.
 from collections import Counter
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
+from faults import bound_by_launches
 from support import convnet, images
-from undrift.answer import draws, fast_mode
-from undrift.posterior.seeds import keys_of
+
+KEYS = 20  # operators that make a step's keys: one launch on CUDA
 
 
 class Timed(nn.Module):
@@ -58,22 +58,18 @@ def noisy() -> undrift.Perturbed:
     return model
 
 
-def test_few_operators_besides_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_operators_besides_the_pass() -> None:
     model = noisy()
-    with Count(model.net) as count:  # type: ignore[arg-type]
-        keys_of(model.key.seed, model.key.step, 8)
-    keys = count.found["before"] + 1  # one launch on CUDA, and a view of each
     before, after = counted(model, samples=0)
     assert before <= 5
     assert after <= 15
     before, after = full = counted(model, samples=10, fold_limit=4096)
-    assert before <= 6 + keys
+    assert before <= 6 + KEYS
     assert after <= 25
-    monkeypatch.setattr(fast_mode, "launch_bound", lambda _images: True)
-    assert counted(model, samples=10, fold_limit=4096, mode="fast") == full  # all draws are made, and no more is done
-    monkeypatch.undo()
+    with bound_by_launches():  # all draws are made, and no more is done
+        assert counted(model, samples=10, fold_limit=4096, mode="fast") == full
     before, after = counted(model, samples=10, fold_limit=4096, mode="fast")
-    assert before <= 9 + keys
+    assert before <= 9 + KEYS
     assert after <= 124
 
 
@@ -90,16 +86,3 @@ def test_the_mean_network_makes_no_keys_and_the_next_draw_is_what_it_was() -> No
         model.reseed(4)
         undrift.predict(model, x, samples=0)
         assert torch.equal(model(x), first)
-
-
-def test_a_call_asks_twice_at_most_whether_draws_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[undrift.Perturbed] = []
-    foldable = draws.foldable
-    monkeypatch.setattr(draws, "foldable", lambda model: asked.append(model) or foldable(model))
-    model = noisy()
-    for settings, most in (({"samples": 0}, 0), ({"samples": 5}, 1), ({"samples": 5, "mode": "fast"}, 2)):
-        asked.clear()
-        undrift.predict(model, images(4), **settings)  # type: ignore[arg-type]
-        assert len(asked) == most
-    with pytest.raises(undrift.OptionError, match="fold_limit=-1"):
-        undrift.predict(undrift.perturb(convnet(), estimator="drawn"), images(4), 5, mode="fast", fold_limit=-1)

@@ -11,10 +11,6 @@ import torch
 import undrift
 from support import convnet, images, same, snapshot
 from undrift import predict
-from undrift.posterior import statistics
-from undrift.posterior.state import restore
-from undrift.posterior.state import snapshot as adapted_state
-from undrift.posterior.statistics import noise_kept
 
 KEPT = ("train", "moving", "domain")
 FACTS = (
@@ -66,8 +62,7 @@ def test_it_is_said_once_a_model_to_whoever_asked(statistics: str, samples: int 
 def test_statistics_that_fit_are_no_matter(options: dict[str, Any]) -> None:
     model = moved(**options)
     for _ in range(2):
-        predict(model, images(), 0)
-    assert noise_kept(model) == 0
+        predict(model, images(), 0)  # a warning here would be an error
 
 
 def test_draws_the_source_and_a_fresh_network_are_no_matter() -> None:
@@ -78,39 +73,18 @@ def test_draws_the_source_and_a_fresh_network_are_no_matter() -> None:
     with model.off() as net:
         predict(model, images(), 0)  # the source's statistics are in their place
         predict(net, images())
-        assert noise_kept(model) == 0
     predict(undrift.perturb(convnet()), images(), 0)
-    assert noise_kept(model) == pytest.approx(0.1, rel=0.2)
     gone = moved()
     gone.remove()
     with pytest.raises(undrift.UndriftError, match="removed"):
         predict(gone, images(), 0)
 
 
-def test_nothing_is_looked_up_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[undrift.Perturbed] = []
-    monkeypatch.setattr(statistics, "noise_kept", lambda model: asked.append(model) or noise_kept(model))
-    model = undrift.perturb(convnet())
-    for _ in range(3):
-        predict(model, images(), 0)
-    assert asked == [model]
-    model(images())
-    with pytest.warns(undrift.UndriftWarning, match=FACTS):
-        predict(model, images(), 0)
-    for _ in range(3):
-        model(images())
-        predict(model, images(), 0)
-    assert asked == [model] * 2
-    batch = undrift.perturb(convnet(), norm_statistics="batch")
-    predict(batch, images(), 0)
-    assert asked == [model] * 2
-
-
 def test_a_state_that_is_filled_in_is_looked_at_anew() -> None:
     noisy, fresh = moved(), undrift.perturb(convnet())
     predict(fresh, images(), 0)
     tensor = fresh.net[1].running_mean  # type: ignore[index, union-attr]
-    restore(fresh, adapted_state(noisy))
+    fresh.load_state_dict(noisy.state_dict())
     assert fresh.net[1].running_mean is tensor  # type: ignore[index, union-attr]
     with pytest.warns(undrift.UndriftWarning, match=FACTS):
         predict(fresh, images(), 0)

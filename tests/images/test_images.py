@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import sys
 import tarfile
 import warnings
 
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 
 import undrift
+from faults import missing
 from undrift import DataError, UndriftWarning
 from undrift.images import Preprocess
 from undrift.images.preprocess import GREY
@@ -188,11 +188,11 @@ def test_a_list_names_files_with_or_without_labels(tmp_path, plant, encoding):
 
 
 @pytest.mark.parametrize(("shape", "preprocess"), [((3, 8, 8, 3), SMALL), ((3, 8, 8), SMALL), ((3, 8, 8), GREY)])
-def test_an_array_is_mapped_and_needs_no_pillow(tmp_path, monkeypatch, shape, preprocess):
-    monkeypatch.setitem(sys.modules, "PIL", None)
+def test_an_array_is_mapped_and_needs_no_pillow(tmp_path, shape, preprocess):
     array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     np.save(tmp_path / "images.npy", array)
-    held = undrift.images.domain(tmp_path / "images.npy", preprocess=preprocess).hold()
+    with missing("PIL"):
+        held = undrift.images.domain(tmp_path / "images.npy", preprocess=preprocess).hold()
     assert held.names[2] == f"{tmp_path / 'images.npy'}[2]"
     expected = torch.from_numpy(array if array.ndim == 4 else array[..., None]).permute(0, 3, 1, 2)
     assert torch.equal(held.images, expected.expand(3, preprocess.channels, 8, 8))
@@ -247,10 +247,9 @@ def test_places_without_images_get_three_facts(tmp_path):
         undrift.images.domain(tmp_path)
 
 
-def test_without_pillow_the_extra_is_named(tmp_path, picture, monkeypatch):
+def test_without_pillow_the_extra_is_named(tmp_path, picture):
     (tmp_path / "a.png").write_bytes(picture(0))
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"Pillow is not installed; .*undrift\[images\]"):
+    with missing("PIL"), pytest.raises(DataError, match=r"Pillow is not installed; .*undrift\[images\]"):
         undrift.images.domain(tmp_path).hold()
 
 

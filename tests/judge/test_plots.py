@@ -1,14 +1,13 @@
 """Pictures are drawn without a screen, say what they show, and are whole PNG files."""
 
-import builtins
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import undrift
+from faults import missing
 from support import convnet, learnables
 from undrift import Report, inspect, save
 from undrift.judge import plots
@@ -88,16 +87,8 @@ def test_pyplot_is_left_alone_and_other_names_are_refused(tmp_path: Path) -> Non
         offline().plot(tmp_path / "no" / "a.png")
 
 
-def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
+def test_without_matplotlib(tmp_path: Path) -> None:
+    with missing("matplotlib"), pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
         offline().plot(tmp_path / "a.png")
 
 

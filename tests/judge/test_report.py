@@ -1,7 +1,6 @@
 """A report reads well, comes back from JSON, and adds up."""
 
 import dataclasses
-import errno
 import json
 import os
 from pathlib import Path
@@ -9,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import undrift
+from faults import full_disk
 from undrift import Report, join
 from undrift.judge.metrics import Reliability, Scores
 from undrift.judge.report import Result, Role
-from undrift.system import atomic
 
 BINS = Reliability((0, 4, 16), (0.0, 0.5, 0.9), (0.0, 0.25, 0.75))
 
@@ -103,15 +102,11 @@ def test_what_is_no_report(tmp_path: Path) -> None:
             Report.load(place)
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(tmp_path: Path) -> None:
     offline().save(tmp_path / "r.json")
     before = (tmp_path / "r.json").read_text()
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(atomic.os, "fsync", full)
-    with pytest.raises(undrift.DataError, match="disk is full"):
+    with full_disk(), pytest.raises(undrift.DataError, match="disk is full"):
         continual().save(tmp_path / "r.json")
     assert (tmp_path / "r.json").read_text() == before
 

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 import undrift
 from support import images, same, snapshot
-from undrift.posterior.state import snapshot as adapted_state
 from undrift_bench.zoo import masked, masks_of
 
 pytestmark = [
@@ -72,7 +71,7 @@ def test_elsewhere_features_says_where_to_look_and_changes_no_rate(name: str) ->
     # What the last linear layer is given, which is the default, is what the neck gives.
     default, named = adapted(network(), name), adapted(network(), name, features="neck")
     assert "neck" not in named.options.fast
-    assert same(adapted_state(default), adapted_state(named))
+    assert same(snapshot(default), snapshot(named))
     faster = adapted(network(), name, features="neck", fast=("neck", "@classifier"))
     assert not torch.equal(faster.net.neck[1].weight, named.net.neck[1].weight)
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 import undrift
 from offline_support import network
-from support import images, same
+from support import images, same, snapshot
 from undrift import Step
 from undrift.keep import MaskedGradients
 from undrift.likelihood import Aad, Gsfda, Hcl, Nrc
 from undrift.likelihood import gsfda as gsfda_module
-from undrift.posterior.state import snapshot as adapted_state
 
 # Untrained networks on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = [
@@ -67,7 +66,7 @@ def test_a_killed_run_ends_bit_for_bit_where_it_would_have_ended(
     assert resumed == expected
     assert expected.model is not None
     assert resumed.model is not None
-    assert same(adapted_state(resumed.model), adapted_state(expected.model))
+    assert same(snapshot(resumed.model), snapshot(expected.model))
     with resumed.model.mean(), expected.model.mean():
         assert torch.equal(resumed.model.eval()(x), expected.model.eval()(x))
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import undrift
+from faults import full_disk
 from file_support import adapted, saved_file
 from support import convnet, images
 from undrift import fingerprint, save
@@ -79,16 +80,12 @@ def saved(tmp_path: Path) -> tuple[nn.Module, Path]:
     return saved_file(tmp_path)
 
 
-def test_a_full_disk_leaves_what_was_there(saved: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_what_was_there(saved: tuple[nn.Module, Path]) -> None:
     net, path = saved
     before = path.read_bytes()
     model = undrift.perturb(net)
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(atomic.os, "fsync", full)
-    with pytest.raises(undrift.DataError, match=r"clinic-b.*disk is full.*untouched.*Free some space"):
+    with full_disk(), pytest.raises(undrift.DataError, match=r"clinic-b.*disk is full.*untouched.*Free some space"):
         save(model, path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,39 @@
+"""What goes wrong on a user's machine, one context manager each; and what a GPU would say."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest import mock
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file be written to the end."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch("os.fsync", side_effect=full):
+        yield
+
+
+@contextmanager
+def missing(*packages: str) -> Iterator[None]:
+    """Let packages be as if they were not installed."""
+    parts = [name for name in sys.modules if name.partition(".")[0] in packages]
+    with mock.patch.dict(sys.modules, dict.fromkeys([*packages, *parts])):
+        yield
+
+
+def interrupted(place: str) -> AbstractContextManager[object]:
+    """Let Ctrl-C come where a function is called, which is named by its full path."""
+    return mock.patch(place, side_effect=KeyboardInterrupt)
+
+
+def recorded_in_a_graph() -> AbstractContextManager[object]:
+    """Let norm layers believe that a CUDA graph is being recorded."""
+    return mock.patch("undrift.posterior.norm.capturing", return_value=True)
+
+
+def bound_by_launches() -> AbstractContextManager[object]:
+    """Let `predict` believe that launches, not arithmetic, take its time, as for small batches on a GPU."""
+    return mock.patch("undrift.answer.fast_mode.launch_bound", return_value=True)
