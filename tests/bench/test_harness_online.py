@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import undrift
-from undrift.images.preprocess import RAW
+from undrift.images import Preprocess
 from undrift.judge.metrics import Tally
 from undrift.system.progress import Bar
 from undrift_bench.bench import Cell, Request, Store, find
@@ -46,12 +46,12 @@ def by_hand(cell: Cell) -> tuple[float, undrift.Stream]:
     net, labels, batch = here.networks[0].load(request), domain.labels, here.batch
     order = plan(CONTINUAL, here.corruptions, labels, len(domain), batch, cell.seed).image.split(len(domain))
     images = [
-        RAW.normalise(undrift.corrupt(domain.images, name, 5)[o])
+        Preprocess().normalise(undrift.corrupt(domain.images, name, 5)[o])
         for name, o in zip(here.corruptions, order, strict=True)
     ]
     settings = dict(cell.row.settings)
     if "preprocess" in undrift.methods.get(cell.row.method).settings():
-        settings["preprocess"] = RAW
+        settings["preprocess"] = Preprocess()
     torch.manual_seed(cell.seed)
     stream = undrift.stream(net, torch.cat(images).split(batch), method=cell.row.method, **settings)
     tallies = [Tally() for _ in order]
@@ -76,7 +76,9 @@ def test_clean_images_are_asked_of_the_weights_that_answered(monkeypatch: pytest
     domain = tiny_data(request)
 
     def clean() -> torch.Tensor:
-        return torch.cat([original(stream.model, part, 0).probs for part in RAW.normalise(domain.images).split(6)])
+        return torch.cat(
+            [original(stream.model, part, 0).probs for part in Preprocess().normalise(domain.images).split(6)]
+        )
 
     def spy(*given: Any) -> Any:
         answer = original(*given)
@@ -96,7 +98,9 @@ def test_eata_looks_at_as_many_source_images_as_its_authors() -> None:
     request = Request(tiny=True, only=("eata",), seeds=1, device="cpu")
     given = Streaming(online().scaled(request), request).given(cell_of(request), CONTINUAL)
     assert SOURCE_IMAGES == 2000
-    assert torch.equal(torch.cat(given["source"]), RAW.normalise(tiny_data(request).images))  # all, as there are fewer
+    assert torch.equal(
+        torch.cat(given["source"]), Preprocess().normalise(tiny_data(request).images)
+    )  # all, as there are fewer
     assert {len(batch) for batch in given["source"]} == {6}
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import undrift
-from undrift.posterior.batch import KEYS, device_of, images_of, to_device
 
 X = torch.rand(4, 3, 2, 2)
+KEYS = ("pixel_values", "image", "images", "x", "input", "inputs", "img", "data")
 
 
 class Untouchable:
@@ -17,13 +17,32 @@ class Untouchable:
         raise AssertionError(f"a label was looked at ({name})")
 
 
+class Seeing(nn.Module):
+    """A network that keeps the images it was shown."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(parts or (nn.Flatten(), nn.Linear(12, 2))))
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return self.net(x)
+
+
+def shown(net: Seeing, item: object) -> Tensor:
+    """Return what the network sees of one item of a loader."""
+    undrift.predict(net, [item])
+    return net.seen[-1]
+
+
 def test_images_are_found_and_labels_never_looked_at() -> None:
-    label = Untouchable()
+    label, net = Untouchable(), Seeing()
     for item in (X, (X, label), [X, torch.zeros(4)], ((X, label), label), ({"image": X, "label": label}, label)):
-        assert images_of(item) is X
+        assert torch.equal(shown(net, item), X)
     for key in KEYS:
-        assert images_of({"labels": label, key: X}) is X
-    assert images_of({"x": label, "pixel_values": X}) is X
+        assert torch.equal(shown(net, {"labels": label, key: X}), X)
+    assert torch.equal(shown(net, {"x": label, "pixel_values": X}), X)
 
 
 @pytest.mark.parametrize(
@@ -39,26 +58,28 @@ def test_images_are_found_and_labels_never_looked_at() -> None:
 )
 def test_other_things_are_refused(item: object, what: str) -> None:
     with pytest.raises(undrift.DataError, match=what):
-        images_of(item)
+        undrift.predict(Seeing(), [item])
 
 
-def test_images_follow_the_network() -> None:
-    assert device_of(nn.ReLU()).type == "cpu"
-    assert device_of(nn.BatchNorm1d(2, affine=False)).type == "cpu"
-    assert device_of(nn.Linear(1, 1, device="meta")).type == "meta"
-    assert to_device(X, nn.Linear(1, 1, device="meta")).device.type == "meta"
-
-
+@pytest.mark.filterwarnings("ignore:the forward pass never called")
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_images_take_the_precision_of_a_network_in_half_precision(half: torch.dtype) -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2)).to(half).eval()
-    assert to_device(X, net).dtype == half
-    assert to_device(torch.zeros(2, 3, dtype=torch.long), net).dtype == torch.long
+    # The layers do not run: some CPUs announce instructions for bfloat16 that they cannot run.
+    class Unrun(Seeing):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen.append(x)
+            return torch.zeros(len(x), 2)
+
+    net = Unrun(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).to(half).eval()
+    assert shown(net, X).dtype == half
     with torch.autocast("cpu", torch.bfloat16):
-        assert to_device(X, net) is X
-    assert to_device(X, undrift.perturb(net)).dtype == half  # whose log-variances are in float32
-    net[1].float()  # as norm layers often stay
-    assert to_device(X, net).dtype == half
+        assert shown(net, X).dtype == torch.float32
+    model = undrift.perturb(net, norm_statistics="source")  # whose log-variances are in float32
+    undrift.predict(model, X, samples=1)
+    assert net.seen[-1].dtype == half
+    model.remove()
+    net.net[1].float()  # as norm layers often stay
+    assert shown(net, X).dtype == half
 
 
 def test_a_network_in_half_precision_takes_images_as_they_come() -> None:
@@ -73,7 +94,14 @@ def test_a_network_in_half_precision_takes_images_as_they_come() -> None:
 
 
 def test_other_networks_get_their_images_as_they_are() -> None:
-    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half())
-    for net in (nn.Linear(2, 2), nn.Linear(2, 2).double(), mixed, mixed[::-1], nn.ReLU()):
-        assert to_device(X, net) is X
-        assert to_device(X.half(), net).dtype == torch.float16
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(12, 2), nn.Linear(2, 2).half()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.other(self.one(x).half()).float()
+
+    for parts in ((), (nn.Flatten(), Mixed()), (nn.Flatten(), nn.ReLU())):
+        assert shown(Seeing(*parts), X).dtype == torch.float32
+    assert shown(Seeing().double(), X.double()).dtype == torch.float64

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from undrift import _errors
+import undrift
 from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, constants, corrupt
 
 ALL = (*CORRUPTIONS, *DEVELOPMENT)
@@ -147,14 +147,14 @@ def test_sides_need_not_be_equal_or_even() -> None:
 @pytest.mark.parametrize(
     ("images", "name", "severity", "error", "facts"),
     [
-        (torch.rand(1, 3, 32, 32), "gausian_noise", 1, _errors.OptionError, "Did you mean 'gaussian_noise'"),
-        (torch.rand(1, 3, 32, 32), "fog", 6, _errors.OptionError, "severity 6 does not exist; needed: 1"),
-        (torch.rand(3, 32, 32), "fog", 1, _errors.DataError, r"shape \(3, 32, 32\); needed: N×3×H×W.*images\[None\]"),
-        (torch.rand(1, 1, 32, 32), "fog", 1, _errors.DataError, r"shape \(1, 1, 32, 32\); needed"),
-        (torch.rand(1, 3, 8, 8), "fog", 1, _errors.DataError, "sides of at least 16"),
-        (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "fog", 1, _errors.DataError, "are torch.int64; needed"),
-        (torch.full((1, 3, 32, 32), 2.0), "fog", 1, _errors.DataError, "from 2 to 2; needed.*normalised"),
-        (torch.full((1, 3, 32, 32), float("nan")), "fog", 1, _errors.DataError, "from nan to nan"),
+        (torch.rand(1, 3, 32, 32), "gausian_noise", 1, undrift.OptionError, "Did you mean 'gaussian_noise'"),
+        (torch.rand(1, 3, 32, 32), "fog", 6, undrift.OptionError, "severity 6 does not exist; needed: 1"),
+        (torch.rand(3, 32, 32), "fog", 1, undrift.DataError, r"shape \(3, 32, 32\); needed: N×3×H×W.*images\[None\]"),
+        (torch.rand(1, 1, 32, 32), "fog", 1, undrift.DataError, r"shape \(1, 1, 32, 32\); needed"),
+        (torch.rand(1, 3, 8, 8), "fog", 1, undrift.DataError, "sides of at least 16"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "fog", 1, undrift.DataError, "are torch.int64; needed"),
+        (torch.full((1, 3, 32, 32), 2.0), "fog", 1, undrift.DataError, "from 2 to 2; needed.*normalised"),
+        (torch.full((1, 3, 32, 32), float("nan")), "fog", 1, undrift.DataError, "from nan to nan"),
     ],
 )
 def test_errors_say_what_was_found_needed_and_to_do(
@@ -166,19 +166,19 @@ def test_errors_say_what_was_found_needed_and_to_do(
 
 def test_errors_of_the_options() -> None:
     images = torch.rand(1, 3, 32, 32)
-    with pytest.raises(_errors.OptionError, match=r"no set of constants 'cifar10'.*Did you mean 'cifar'"):
+    with pytest.raises(undrift.OptionError, match=r"no set of constants 'cifar10'.*Did you mean 'cifar'"):
         corrupt(images, "fog", 1, constants="cifar10")  # type: ignore[arg-type]
-    with pytest.raises(_errors.OptionError, match="first=-1"):
+    with pytest.raises(undrift.OptionError, match="first=-1"):
         corrupt(images, "fog", 1, first=-1)
 
 
 def test_missing_pictures_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL")
     images = torch.rand(1, 3, 32, 32)
-    with pytest.raises(_errors.DataError, match=r"has no frost1.png; needed.*undrift\[frost\]"):
+    with pytest.raises(undrift.DataError, match=r"has no frost1.png; needed.*undrift\[frost\]"):
         corrupt(images, "frost", 1, frost=tmp_path)
     monkeypatch.setattr("undrift.images.corrupt.pictures.importlib.metadata.files", _not_installed)
-    with pytest.raises(_errors.DataError, match=r"no frost pictures here; needed.*undrift\[frost\]"):
+    with pytest.raises(undrift.DataError, match=r"no frost pictures here; needed.*undrift\[frost\]"):
         corrupt(images, "frost", 1)
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from undrift import _errors
+import undrift
 from undrift.images import FileDomain, Preprocess, TensorDomain
 from undrift.images.corrupt import contact_sheet, corrupt, write_cifar_c, write_imagenet_c
-from undrift.images.sources import FileSource
 from undrift_bench import data
 
 pil = pytest.importorskip("PIL.Image")
@@ -76,14 +75,14 @@ def test_cifar_c_keeps_what_is_finished_and_leaves_no_part(
 
 def test_a_folder_begun_from_something_else_is_refused(tmp_path: Path, cifar: TensorDomain) -> None:
     write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
-    with pytest.raises(_errors.DataError, match=r"begun from something else \(seed 0, now 1\); needed.*another folder"):
+    with pytest.raises(undrift.DataError, match=r"begun from something else \(seed 0, now 1\); needed.*another folder"):
         write_cifar_c(cifar, tmp_path, ("contrast",), seed=1, quiet=True)
-    with pytest.raises(_errors.DataError, match=r"images 6, now 5; content"):
+    with pytest.raises(undrift.DataError, match=r"images 6, now 5; content"):
         write_cifar_c(cifar.select(range(5)), tmp_path, ("contrast",), quiet=True)
 
 
 def test_a_misspelt_corruption_stops_before_the_first_file(tmp_path: Path, cifar: TensorDomain) -> None:
-    with pytest.raises(_errors.OptionError, match="Did you mean 'contrast'"):
+    with pytest.raises(undrift.OptionError, match="Did you mean 'contrast'"):
         write_cifar_c(cifar, tmp_path / "new", ("fog", "contrasst"), quiet=True)
     assert not (tmp_path / "new").exists()
 
@@ -143,7 +142,7 @@ def test_the_contact_sheet_is_a_png_of_all(tmp_path: Path, cifar: TensorDomain) 
     with pil.open(contact_sheet(cifar.images[0], tmp_path / "docs" / "sheet.png")) as sheet:
         assert sheet.format == "PNG"
         assert min(sheet.size) > 800
-    with pytest.raises(_errors.DataError, match=r"needed: one, 3×H×W"):
+    with pytest.raises(undrift.DataError, match=r"needed: one, 3×H×W"):
         contact_sheet(cifar.images, tmp_path / "sheet.png")
 
 
@@ -151,13 +150,13 @@ def test_other_files_of_the_same_names_are_noticed(tmp_path: Path, imagenet: Fil
     out, todo = tmp_path / "out", ("contrast",)
     write_imagenet_c(imagenet, out, todo, severities=(1,), quiet=True)
     other = imagenet.prepared(Preprocess(resize=72, crop=64))
-    with pytest.raises(_errors.DataError, match=r"framing .*'crop': 70.*'crop': 64"):
+    with pytest.raises(undrift.DataError, match=r"framing .*'crop': 70.*'crop': 64"):
         write_imagenet_c(other, out, todo, quiet=True)
-    with pytest.raises(_errors.DataError, match=r"begun from something else \(device cpu, now cuda\)"):
+    with pytest.raises(undrift.DataError, match=r"begun from something else \(device cpu, now cuda\)"):
         write_imagenet_c(imagenet, out, todo, device="cuda", quiet=True)
     with (tmp_path / "val/0/a.png").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(_errors.DataError, match=r"begun from something else \(paths and sizes"):
+    with pytest.raises(undrift.DataError, match=r"begun from something else \(paths and sizes"):
         write_imagenet_c(imagenet, out, todo, quiet=True)
 
 
@@ -173,13 +172,13 @@ def test_a_note_of_an_older_run_is_gone_on_with(tmp_path: Path, cifar: TensorDom
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b'{"skipped": 3}'])
 def test_a_damaged_note_is_named(tmp_path: Path, cifar: TensorDomain, content: bytes) -> None:
     (tmp_path / "undrift.json").write_bytes(content)
-    with pytest.raises(_errors.DataError, match=r"undrift\.json is damaged .*needed: the note .*another folder"):
+    with pytest.raises(undrift.DataError, match=r"undrift\.json is damaged .*needed: the note .*another folder"):
         write_cifar_c(cifar, tmp_path, ("contrast",), quiet=True)
 
 
 def test_images_that_cannot_be_corrupted_leave_no_folder(tmp_path: Path, cifar: TensorDomain) -> None:
     grey = TensorDomain("grey", cifar.images[:, :1], cifar.labels)
-    with pytest.raises(_errors.DataError, match=r"shape \(6, 1, 32, 32\); needed: N×3×H×W"):
+    with pytest.raises(undrift.DataError, match=r"shape \(6, 1, 32, 32\); needed: N×3×H×W"):
         write_cifar_c(grey, tmp_path / "out", ("contrast",), quiet=True)
     assert not (tmp_path / "out").exists()
 
@@ -187,7 +186,7 @@ def test_images_that_cannot_be_corrupted_leave_no_folder(tmp_path: Path, cifar: 
 def test_class_folders_need_not_be_utf8(tmp_path: Path, imagenet: FileDomain) -> None:
     odd = os.fsdecode(b"caf\xe9")
     (tmp_path / "val/0").rename(tmp_path / odd)
-    sources = tuple(FileSource(str(path)) for path in sorted((tmp_path / odd).iterdir()))
+    sources = undrift.images.domain(tmp_path / odd).sources
     domain = FileDomain("odd", sources, torch.zeros(2, dtype=torch.long), (odd,), imagenet.preprocess)
     write_imagenet_c(domain, tmp_path / "out", ("contrast",), severities=(1,), quiet=True)
     assert len(list((tmp_path / "out/contrast/1" / odd).iterdir())) == 2

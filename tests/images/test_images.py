@@ -14,9 +14,9 @@ import undrift
 from faults import missing
 from undrift import DataError, UndriftWarning
 from undrift.images import Preprocess
-from undrift.images.preprocess import GREY
 
 SMALL = Preprocess(resize=(8, 8))
+GREY = Preprocess(mean=(0.0,), std=(1.0,))
 
 
 @pytest.fixture
@@ -187,7 +187,10 @@ def test_a_list_names_files_with_or_without_labels(tmp_path, plant, encoding):
     assert "No such file" in str(held.skipped)
 
 
-@pytest.mark.parametrize(("shape", "preprocess"), [((3, 8, 8, 3), SMALL), ((3, 8, 8), SMALL), ((3, 8, 8), GREY)])
+@pytest.mark.parametrize(
+    ("shape", "preprocess"),
+    [((3, 8, 8, 3), SMALL), ((3, 8, 8), SMALL), ((3, 8, 8), GREY)],
+)
 def test_an_array_is_mapped_and_needs_no_pillow(tmp_path, shape, preprocess):
     array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     np.save(tmp_path / "images.npy", array)

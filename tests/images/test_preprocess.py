@@ -9,7 +9,8 @@ from PIL import Image
 
 from undrift import DataError, OptionError
 from undrift.images import IMAGENET, SHOT, Preprocess
-from undrift.images.preprocess import GREY, RAW
+
+GREY = Preprocess(mean=(0.0,), std=(1.0,))
 
 
 @pytest.fixture
@@ -24,8 +25,8 @@ def batch(pixels):
 
 def test_uint8_and_float_images_give_the_same(pixels):
     images = batch(pixels)
-    torch.testing.assert_close(RAW(images), RAW(images.float() / 255))
-    assert RAW(images).dtype == torch.float32
+    torch.testing.assert_close(Preprocess()(images), Preprocess()(images.float() / 255))
+    assert Preprocess()(images).dtype == torch.float32
 
 
 def test_normalising_is_the_formula(pixels):
@@ -56,14 +57,17 @@ def test_one_pillow_image_is_a_batch_of_one(pixels):
     assert GREY.image(image).shape == (1, 80, 61)
 
 
-@pytest.mark.parametrize("preprocess", [RAW, GREY, IMAGENET, SHOT, Preprocess(interpolation="bicubic")])
+@pytest.mark.parametrize(
+    "preprocess",
+    [Preprocess(), GREY, IMAGENET, SHOT, Preprocess(interpolation="bicubic")],
+)
 def test_it_survives_json(preprocess):
     assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
 
 
 def test_an_unknown_field_is_not_passed_over():
     with pytest.raises(DataError, match=r"names gamma; known: crop, .*update undrift"):
-        Preprocess.from_dict({**RAW.to_dict(), "gamma": 2})
+        Preprocess.from_dict({**Preprocess().to_dict(), "gamma": 2})
 
 
 def test_differences_are_named():
@@ -91,7 +95,7 @@ def test_wrong_batches_are_refused(pixels):
     with pytest.raises(DataError, match=r"shape \(1, 3, 80, 61\) was given; needed: N×1×H×W"):
         GREY(batch(pixels))
     with pytest.raises(DataError, match=r"torch\.int64 were given; needed: uint8"):
-        RAW(batch(pixels).long())
+        Preprocess()(batch(pixels).long())
     with pytest.raises(DataError, match="an image of 80×61 pixels was given; needed: at least 64×64"):
         Preprocess(crop=64)(batch(pixels))
 

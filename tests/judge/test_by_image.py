@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift.judge import shift
+from undrift import shift
 from undrift.judge.by_image import activations, chosen_layers
 
 

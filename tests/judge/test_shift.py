@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import undrift
-from undrift.judge import shift
+from undrift import shift
 from undrift.packs.export import mean_network
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 import undrift
 from undrift import Step
-from undrift._types import Following, Refreshing, Watching
 from undrift.likelihood import Aad, Gsfda, Nrc, banks
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.neighbours import balance
@@ -67,9 +66,6 @@ def diversity(p: Tensor) -> float:
 def test_nrc_by_hand(progress: float, k: int, m: int) -> None:
     net = model()
     nrc = ready(Nrc(neighbours=2, second_neighbours=1, late_neighbours=3, late_second_neighbours=2), net)
-    assert isinstance(nrc, Refreshing)
-    assert isinstance(nrc, Watching)
-    assert isinstance(nrc, Following)
     moved = 2 * directions(80, 20)  # images 0 and 4 now look elsewhere
     bank = POINTS.clone()
     bank[[0, 4]] = moved

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import undrift
 from support import convnet, images, same, snapshot
 from undrift import Step
-from undrift._types import Refreshing
 from undrift.likelihood import Consistency, Information, Shot
 from undrift.likelihood.features import watching
 from undrift.likelihood.shot import pseudo_labels
@@ -97,7 +96,6 @@ def test_the_loss_by_hand() -> None:
 
 def test_refresh_labels_every_image_under_the_mean_network_and_changes_nothing() -> None:
     model = undrift.perturb(convnet().train(), exclude="8")
-    assert isinstance(Shot(), Refreshing)
     before = snapshot(model.net)
     flags = [m.training for m in model.modules()]
     shot = Shot(features="7")

@@ -16,8 +16,7 @@ import undrift
 from file_support import saved_file
 from support import convnet, same, snapshot
 from undrift import inspect, load, save
-from undrift.images import IMAGENET
-from undrift.images.preprocess import RAW
+from undrift.images import IMAGENET, Preprocess
 from undrift.packs.packing import pack
 
 
@@ -206,6 +205,6 @@ def test_other_preprocessing_is_said_loudly(saved: tuple[nn.Module, Path]) -> No
     assert traces(net) == marks
     with pytest.warns(undrift.UndriftWarning, match=r"resize: None against 256.*model\.preprocess"):
         model = load(net, path, preprocess=IMAGENET)
-    assert model.preprocess == RAW
+    assert model.preprocess == Preprocess()
     model.remove()
-    assert load(net, path, preprocess=RAW).preprocess == RAW
+    assert load(net, path, preprocess=Preprocess()).preprocess == Preprocess()

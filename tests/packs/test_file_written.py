@@ -18,7 +18,7 @@ from faults import full_disk
 from file_support import adapted, saved_file
 from support import convnet, images
 from undrift import fingerprint, save
-from undrift.images.preprocess import RAW
+from undrift.images import Preprocess
 from undrift.system import atomic
 from undrift.system.lock import marked
 from undrift_bench import zoo
@@ -35,7 +35,7 @@ def test_a_wide_resnet_28_10_file_is_small_and_its_fingerprint_quick(tmp_path: P
     start = time.perf_counter()
     fingerprint(net)
     seconds = time.perf_counter() - start
-    model = undrift.perturb(net, preprocess=RAW, classes=classes)
+    model = undrift.perturb(net, preprocess=Preprocess(), classes=classes)
     size = save(model, tmp_path / "w.safetensors", source="WRN-28-10, CIFAR-10")
     print(f"WRN-28-10: {size:,} bytes, fingerprint {seconds:.2f} s")
     assert size <= 230_000

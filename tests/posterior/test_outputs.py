@@ -5,11 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import undrift
-from undrift.posterior.outputs import logits
 
-Z = torch.randn(4, 3)
+Z, X = torch.randn(4, 3), torch.zeros(4, 2)
+
+
+class Returning(nn.Module):
+    """A network that returns what it is told."""
+
+    def __init__(self, output: object) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: Tensor) -> object:
+        return self.output
 
 
 @pytest.mark.parametrize(
@@ -24,12 +35,12 @@ Z = torch.randn(4, 3)
     ],
 )
 def test_logits_are_found(output: object) -> None:
-    assert logits(output) is Z
+    assert torch.equal(undrift.predict(Returning(output), X).probs, Z.softmax(1))
 
 
 def test_half_precision_is_read_in_float32() -> None:
-    assert logits(Z.bfloat16()).dtype == torch.float32
-    assert logits(Z.double()).dtype == torch.float64
+    assert undrift.predict(Returning(Z.bfloat16()), X).probs.dtype == torch.float32
+    assert undrift.predict(Returning(Z.double()), X).probs.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -49,5 +60,5 @@ def test_half_precision_is_read_in_float32() -> None:
 )
 def test_what_is_not_a_classifiers_output_is_refused(output: object, what: str) -> None:
     with pytest.raises(undrift.OutputError, match=what) as caught:
-        logits(output)
+        undrift.predict(Returning(output), X)
     assert "batch × classes" in str(caught.value)

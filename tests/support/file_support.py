@@ -9,7 +9,7 @@ from torch import nn
 import undrift
 from support import convnet, images, learnables
 from undrift import save
-from undrift.images.preprocess import RAW
+from undrift.images import Preprocess
 
 
 def adapted(net: nn.Module, **options: Any) -> undrift.Perturbed:
@@ -25,6 +25,6 @@ def adapted(net: nn.Module, **options: Any) -> undrift.Perturbed:
 def saved_file(folder: Path) -> tuple[nn.Module, Path]:
     """Return a source network and the domain file that was learned on it."""
     net = convnet()
-    model = adapted(net, preprocess=RAW)
+    model = adapted(net, preprocess=Preprocess())
     save(model, folder / "clinic-b.safetensors", source="convnet-clinic-A")
     return model.remove(), folder / "clinic-b.safetensors"

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from undrift.images import TensorDomain
-from undrift.images.preprocess import GREY
+from undrift.images import Preprocess, TensorDomain
 from undrift_bench.train import TrainOptions, train_preset
 
 NAMES = ("left", "right", "top", "bottom")
@@ -17,7 +16,7 @@ def bars(count: int = 120, seed: int = 0) -> TensorDomain:
     for image, label in zip(images[:, 0], labels.tolist(), strict=True):
         bar = (image[:, :3], image[:, -3:], image[:3], image[-3:])[label]
         bar += 150
-    return TensorDomain("bars", images, labels, NAMES, GREY)
+    return TensorDomain("bars", images, labels, NAMES, Preprocess(mean=(0.0,), std=(1.0,)))
 
 
 @pytest.fixture
