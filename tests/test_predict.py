@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import undrift
 from support import convnet, images, same, snapshot
 from undrift import Prediction, predict, temperature
-from undrift.answer.temperature import match_confidence, mirror_and_move
 
 
 class Scripted(nn.Module):
@@ -209,18 +208,6 @@ def test_an_error_inside_a_norm_layer_leaves_no_flag_behind() -> None:
     assert not net[1].training
 
 
-def test_the_temperature_makes_confidence_equal_to_agreement() -> None:
-    logits = 5 * torch.randn(200, 4)
-    for target in (0.4, 0.6, 0.9):
-        t = match_confidence(logits, target)
-        assert float((logits / t).softmax(1).amax(1).mean()) == pytest.approx(target, abs=1e-4)
-    # By hand: two classes, logits ± z, target c: T = 2z / log(c / (1 − c)).
-    z = torch.tensor([[1.0, -1.0]])
-    assert match_confidence(z, 0.75) == pytest.approx(2 / math.log(3), rel=1e-4)
-    assert match_confidence(z, 1.0) == pytest.approx(0.05)
-    assert match_confidence(z, 0.1) == pytest.approx(20.0)
-
-
 def test_the_temperature_is_found_without_labels() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
     with torch.no_grad():
@@ -267,14 +254,20 @@ def test_an_image_without_finite_logits_has_no_say_in_the_temperature() -> None:
     assert found[0].filename == __file__
 
 
+@pytest.mark.filterwarnings("ignore:.*temperature:undrift.UndriftWarning")
 def test_the_default_augmentation_by_hand() -> None:
+    seen: list[Tensor] = []
+    small, large = (nn.Sequential(nn.Flatten(), nn.Linear(n, 2)) for n in (4, 3 * 32 * 48))
+    for net in (small, large):
+        net.register_forward_pre_hook(lambda _net, args: seen.append(args[0]))
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
     # Mirrored: (2 1; 4 3). Moved right and down by one, edges repeated: the first row and column twice.
-    assert torch.equal(mirror_and_move(x), torch.tensor([[2.0, 2.0], [2.0, 2.0]])[None, None])
+    temperature(small, x)
+    assert torch.equal(seen[1], torch.tensor([[2.0, 2.0], [2.0, 2.0]])[None, None])
     big = torch.rand(1, 3, 32, 48)
-    moved = mirror_and_move(big)
-    assert moved.shape == big.shape
-    assert torch.equal(moved[..., 2:, 3:], big.flip(3)[..., :-2, :-3])
+    temperature(large, big)
+    assert seen[3].shape == big.shape
+    assert torch.equal(seen[3][..., 2:, 3:], big.flip(3)[..., :-2, :-3])
 
 
 def test_each_pass_of_a_temperature_has_noise_of_its_own() -> None:

@@ -3,12 +3,12 @@
 import warnings
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 import undrift
 from undrift import shift
-from undrift.packs.export import mean_network
 
 
 def small() -> nn.Module:
@@ -168,14 +168,16 @@ def outputs_of(net: nn.Module, layer: nn.Module, *args: object) -> tuple[dict[st
 
 
 @pytest.mark.parametrize("estimator", ["local", "drawn"])
-def test_the_mean_network_is_looked_at_under_statistics_that_fit_it(estimator):
+def test_the_mean_network_is_looked_at_under_statistics_that_fit_it(estimator, tmp_path):
     """They are those of the exported network that has seen the same images; kept ones are of noisy passes."""
     net, one, other = small(), torch.rand(40, 3, 6, 6), 1.2 * torch.rand(60, 3, 6, 6)
     with torch.no_grad():
         other[3] = float("nan")
     model = noisy(net, torch.rand(40, 3, 6, 6), estimator=estimator)
     finite = torch.cat([other[:3], other[4:]])
-    plain = mean_network(model, [one, finite])
+    undrift.export(model, tmp_path / "mean.safetensors", images=[one, finite])
+    plain = small().eval()
+    plain.load_state_dict(safetensors.torch.load_file(tmp_path / "mean.safetensors"))
     wanted, expected = outputs_of(plain, plain[5], one, finite)
     before, step, known = {n: t.clone() for n, t in model.state_dict().items()}, model.key.step.clone(), model.norms[0]
     distances, seen = outputs_of(model, net[5], one, other)

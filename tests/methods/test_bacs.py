@@ -12,7 +12,6 @@ import undrift
 from prepared_support import UNTRAINED, small
 from support import images, same, snapshot
 from undrift import Prediction, methods, together
-from undrift.answer.together import mean_prediction
 from undrift.images import TensorDomain
 from undrift.keep import Moments, Posterior
 from undrift_bench.train import TrainOptions, collect_moments
@@ -154,13 +153,13 @@ def test_moments_of_further_source_epochs() -> None:
 
 def test_members_answer_together() -> None:
     one, two = torch.tensor([[0.9, 0.1], [0.5, 0.5]]), torch.tensor([[0.1, 0.9], [0.5, 0.5]])
-    both = mean_prediction([Prediction.of(one), Prediction.of(two)])
+    (both,) = together([[Prediction.of(one)], [Prediction.of(two)]])
     torch.testing.assert_close(both.probs, torch.full((2, 2), 0.5))
     inner = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
     torch.testing.assert_close(both.mutual_info, torch.tensor([math.log(2) - inner, 0.0]), atol=1e-6, rtol=0)
-    half = mean_prediction([Prediction.of(one), Prediction.unknown(2, two)])
+    (half,) = together([[Prediction.of(one)], [Prediction.unknown(2, two)]])
     torch.testing.assert_close(half.probs, one)
-    none = mean_prediction([Prediction.unknown(2, one), Prediction.unknown(2, two)])
+    (none,) = together([[Prediction.unknown(2, one)], [Prediction.unknown(2, two)]])
     assert none.label.tolist() == [-1, -1]
     batches = list(images(4).split(2))
     streams = [undrift.stream(small(seed), batches, method="source") for seed in (0, 1)]

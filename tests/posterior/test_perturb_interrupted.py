@@ -5,15 +5,16 @@ import signal
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import faults
 import undrift
 from perturb_support import adapt_a_little
 from support import convnet, images, same, snapshot
-from undrift.posterior.layers import evaluating
 
 
 def interrupted(call: Callable[[], Any], line: int) -> bool:
@@ -87,34 +88,24 @@ def test_the_source_comes_back_bit_for_bit(use: Callable[[undrift.Perturbed], An
     assert came > 60
 
 
-@pytest.mark.usefixtures("ctrl_c")
-def test_half_a_perturbation_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_perturbation_is_none() -> None:
     net = convnet()
     kept, hooked = snapshot(net), [len(m._forward_hooks) for m in net.modules()]
-    register = nn.Module.register_forward_hook
-    monkeypatch.setattr(
-        nn.Module,
-        "register_forward_hook",
-        lambda *args, **kwargs: (register(*args, **kwargs), signal.raise_signal(signal.SIGINT))[0],
-    )
-    with pytest.raises(KeyboardInterrupt):
+    with faults.interrupted_after(nn.Module, "register_forward_hook"), pytest.raises(KeyboardInterrupt):
         undrift.perturb(net)
-    monkeypatch.undo()
     assert [len(m._forward_hooks) for m in net.modules()] == hooked
     assert same(snapshot(net), kept)
     adapt_a_little(undrift.perturb(net))
 
 
 @pytest.mark.parametrize("mode", ["mean", "rest"])
-def test_the_flags_of_a_mode_go_back_together(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flags_of_a_mode_go_back_together(mode: str) -> None:
     model = undrift.perturb(convnet())
-
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt  # where a signal is looked at: PyTorch's setter is a function of Python
-
+    # A signal is looked at in PyTorch's setter, a function of Python: the flags do not go through it.
+    setter = mock.patch.object(nn.Module, "__setattr__", side_effect=KeyboardInterrupt)
     with getattr(model, mode)():
-        monkeypatch.setattr(nn.Module, "__setattr__", stopped)
-    monkeypatch.undo()
+        setter.start()
+    setter.stop()
     assert model.key.noisy
     assert model.key.training
 
@@ -123,7 +114,7 @@ def test_all_modules_get_their_flags_back() -> None:
     model = convnet().train()
     left = [0]
 
-    class Stubborn(nn.Module):
+    class Stubborn(nn.Identity):
         """A module at which Ctrl-C comes, once, when its flag is put back."""
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -132,7 +123,13 @@ def test_all_modules_get_their_flags_back() -> None:
                 raise KeyboardInterrupt
             super().__setattr__(name, value)
 
-    net = nn.Sequential(model, Stubborn(), convnet().train())
-    with pytest.raises(KeyboardInterrupt), evaluating(net):
+    net = nn.Sequential(model, Stubborn(), nn.Identity().train())
+
+    def now(*_: object) -> None:
         left[0] = 1
+
+    net.register_forward_hook(now)
+    with pytest.raises(KeyboardInterrupt):
+        undrift.predict(net, images())
+    assert not left[0]
     assert all(m.training for m in net.modules())

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,6 +28,24 @@ def missing(*packages: str) -> Iterator[None]:
 def interrupted(place: str) -> AbstractContextManager[object]:
     """Let Ctrl-C come where a function is called, which is named by its full path."""
     return mock.patch(place, side_effect=KeyboardInterrupt)
+
+
+@contextmanager
+def interrupted_after(owner: type, name: str) -> Iterator[None]:
+    """Let Ctrl-C come as soon as a method has done its work: the signal itself, which may be held back."""
+    method = getattr(owner, name)
+
+    def stopped(*args: object, **kwargs: object) -> object:
+        done = method(*args, **kwargs)
+        signal.raise_signal(signal.SIGINT)
+        return done
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with mock.patch.object(owner, name, stopped):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def recorded_in_a_graph() -> AbstractContextManager[object]:
