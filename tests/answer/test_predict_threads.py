@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 import undrift
 from support import convnet, images, same, snapshot
-from undrift.posterior.model_lock import turn
 
 
 class Waiting(nn.Module):
@@ -128,26 +128,28 @@ def test_a_network_that_was_asked_can_be_copied_and_pickled() -> None:
     names = list(model.state_dict())
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert list(twin.state_dict()) == names
-        assert turn(twin) is not turn(model)
+        together(lambda twin=twin: undrift.predict(twin, images()), lambda: undrift.predict(model, images()))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_is_not_locked_out() -> None:
-    model = undrift.perturb(convnet())
+    net = convnet()
     held, forked = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with turn(model):
-            held.set()
-            forked.wait()
+    def hold(*_: object) -> None:
+        held.set()
+        forked.wait()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
+    with net.register_forward_pre_hook(hold):
+        thread = threading.Thread(target=undrift.predict, args=(net, images()))
+        thread.start()
+        held.wait()
     if (child := os.fork()) == 0:
-        # The thread that holds the lock is not there to give it back.
-        os._exit(0 if turn(model).acquire(timeout=10) else 1)  # type: ignore[attr-defined]
+        # The thread whose turn it is is not there to end it.
+        signal.alarm(10)
+        undrift.predict(net, images())
+        os._exit(0)
     forked.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import undrift
 from online_support import batches, close, network, trained, twin
+from support import learnables, sources
 from undrift import methods
-from undrift._types import named_learnables, named_sources
 from undrift.keep import Keeper, Restore
 from undrift.likelihood import Augment, Cotta
 
@@ -81,14 +81,14 @@ class Order(Keeper):
 
     def after(self, model: undrift.Perturbed, loss: float) -> None:
         teacher = {n: t.clone() for n, t in self.likelihood.teacher.items()}
-        self.seen.append((teacher, {n: p.detach().clone() for n, p in named_learnables(model).items()}))
+        self.seen.append((teacher, {n: p.detach().clone() for n, p in learnables(model).items()}))
 
 
 def test_the_teacher_sees_the_student_before_it_is_restored() -> None:
     likelihood = Cotta(1.0, 2, pace=0.5, seed=0)  # with views: else student and teacher agree, and nothing moves
     first, second = Order(likelihood), Order(likelihood)
     model = undrift.perturb(network(), layers=(), norm_statistics="batch", train="*")
-    source = {n: s.clone() for n, s in named_sources(model).items()}
+    source = {n: s.clone() for n, s in sources(model).items()}
     list(undrift.stream(model, batches(1), likelihood, lr=0.01, keepers=[first, Restore(0.5, seed=0), second]))
     (teacher, student), (later, restored) = first.seen[0], second.seen[0]
     assert max(float((student[n] - source[n]).abs().max()) for n in teacher) > 1e-4
@@ -110,11 +110,11 @@ def test_restoration_is_a_fresh_choice_each_time_with_the_given_chance() -> None
     masks = []
     for _ in range(2):
         with torch.no_grad():
-            for p in named_learnables(model).values():
+            for p in learnables(model).values():
                 p += 1
         keeper.after(model, 0.0)
-        weight = named_learnables(model)["net.0.weight"]
-        masks.append(weight == named_sources(model)["net.0.weight"])
+        weight = learnables(model)["net.0.weight"]
+        masks.append(weight == sources(model)["net.0.weight"])
     assert [round(float(m.double().mean()), 3) for m in masks] == pytest.approx([0.01, 0.01], abs=0.003)
     assert not torch.equal(*masks)
     assert float((masks[0] & masks[1]).double().mean()) < 0.001
@@ -132,7 +132,7 @@ def test_a_step_that_is_not_made_moves_no_teacher() -> None:
     s = undrift.stream(model, batches(2), likelihood)
     list(s)
     assert s.report.steps == 0
-    assert all(torch.equal(t, named_sources(model)[n]) for n, t in likelihood.teacher.items())
+    assert all(torch.equal(t, sources(model)[n]) for n, t in likelihood.teacher.items())
 
 
 def test_the_authors_values() -> None:
@@ -154,15 +154,15 @@ def test_after_the_stream_the_model_is_the_student_and_the_teacher_can_be_deploy
     list(going)
     model, likelihood = going.model, going.online.likelihood
     assert isinstance(likelihood, Cotta)
-    student = {n: p.detach().clone() for n, p in named_learnables(model).items()}
+    student = {n: p.detach().clone() for n, p in learnables(model).items()}
     left = undrift.predict(model, x).probs
     with likelihood.deployed(model) as answering:
         assert answering is model
-        assert all(torch.equal(p, likelihood.teacher[n]) for n, p in named_learnables(model).items())
+        assert all(torch.equal(p, likelihood.teacher[n]) for n, p in learnables(model).items())
         theirs = undrift.predict(model, x).probs
         undrift.save(model, tmp_path / "teacher.safetensors")
     assert not torch.equal(left, theirs)
-    assert all(torch.equal(p, student[n]) for n, p in named_learnables(model).items())
+    assert all(torch.equal(p, student[n]) for n, p in learnables(model).items())
     assert torch.equal(undrift.predict(model, x).probs, left)
     with pytest.raises(ZeroDivisionError), likelihood.deployed(model):
         raise ZeroDivisionError
@@ -182,6 +182,6 @@ def _next_answer(state: dict[str, Any], x: Tensor) -> Tensor:
 
 def test_before_the_first_step_the_network_itself_is_deployed() -> None:
     going = undrift.stream(network(), batches(), method="cotta")
-    before = {n: p.detach().clone() for n, p in named_learnables(going.model).items()}
+    before = {n: p.detach().clone() for n, p in learnables(going.model).items()}
     with going.online.likelihood.deployed(going.model):  # type: ignore[attr-defined]
-        assert all(torch.equal(p, before[n]) for n, p in named_learnables(going.model).items())
+        assert all(torch.equal(p, before[n]) for n, p in learnables(going.model).items())

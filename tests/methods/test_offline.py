@@ -14,7 +14,6 @@ from support import images, same, snapshot
 from undrift import methods
 from undrift.keep import MaskedGradients
 from undrift.likelihood import Gsfda
-from undrift.posterior.scheme import perturb_plain
 from undrift_bench.zoo import masked, masks_of
 
 # Untrained networks on random images may well end up with one answer for all; that is not the matter here.
@@ -204,7 +203,7 @@ def test_the_adapted_network_has_the_targets_mask_and_the_source_its_own(tmp_pat
 
 
 def test_bayes_by_backprop_is_free_everywhere_and_with_shot_leaves_the_classifier() -> None:
-    free = perturb_plain(network(), methods.get("bbb").options)
+    free = undrift.stream(network(), [], method="bbb").model
     assert {n for n, p in free.net.named_parameters() if not p.requires_grad} == set()
     assert {"classifier", "bottleneck/0", "backbone/0"} <= set(free.noise)
     assert all(n.log_var.numel() == n.weights for n in free.noises())  # a variance a weight

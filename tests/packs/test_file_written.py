@@ -1,12 +1,7 @@
 """A domain file is small, the same for the same state, and written whole or not at all."""
 
-import errno
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import IO
 
 import pytest
 import safetensors.torch
@@ -19,8 +14,6 @@ from file_support import adapted, saved_file
 from support import convnet, images
 from undrift import fingerprint, save
 from undrift.images import Preprocess
-from undrift.system import atomic
-from undrift.system.lock import marked
 from undrift_bench import zoo
 
 
@@ -90,90 +83,6 @@ def test_a_full_disk_leaves_what_was_there(saved: tuple[nn.Module, Path]) -> Non
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
     assert torch.isfinite(model(images())).all()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_device_that_is_always_full() -> None:
-    with pytest.raises(OSError, match="No space") as caught, Path("/dev/full").open("wb", buffering=0) as file:
-        file.write(b"x")
-    assert "disk is full" in atomic._facts("x", caught.value)
-
-
-def test_ctrl_c_and_errors_leave_what_was_there(tmp_path: Path) -> None:
-    place = tmp_path / "a.txt"
-    atomic.write_text(place, "old")
-    for error in (KeyboardInterrupt, ValueError):
-        with pytest.raises(error), atomic.writing(place) as file:  # noqa: PT012
-            file.write(b"new, half")
-            raise error
-    assert place.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [place]
-
-
-def test_a_sweep_takes_what_a_kill_left_and_nothing_else(tmp_path: Path) -> None:
-    place, rest = tmp_path / "a.csv", tmp_path / ".a.csv.0123abcd.tmp"
-    for name in (rest.name, ".a.csv.mine.tmp", ".b.csv.0123abcd.tmp"):
-        (tmp_path / name).write_text("half")
-    with atomic.writing(place) as file:
-        file.write(b"whole")
-        atomic.sweep(place)  # as another process would, which starts meanwhile
-        assert not rest.exists()
-        assert len(list(tmp_path.iterdir())) == 3
-    assert place.read_text() == "whole"
-
-
-def test_a_sweep_between_making_a_file_and_locking_it_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swept: list[Path] = []
-
-    def late(file: IO[bytes], beside: Path) -> bool:
-        if not swept:
-            swept.append(beside)
-            atomic.sweep(tmp_path / "a.csv")
-        return marked(file, beside)
-
-    monkeypatch.setattr(atomic, "marked", late)
-    atomic.write_text(tmp_path / "a.csv", "whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
-    assert not swept[0].exists()
-
-
-FORKING = """
-import os, sys
-from undrift.system.atomic import writing
-with writing(sys.argv[1]) as file:
-    file.write(b"once")
-    if not (child := os.fork()):
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_writes_nothing_of_it_again(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORKING, tmp_path / "a"], check=True)
-    assert (tmp_path / "a").read_bytes() == b"once"
-
-
-def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    with pytest.raises(undrift.DataError, match=r"is a folder.*file name"):
-        atomic.write_bytes(tmp_path, b"")
-    with pytest.raises(undrift.DataError, match=r"no folder.*mkdir -p"):
-        atomic.write_bytes(tmp_path / "no" / "a.txt", b"")
-    for number, words in ((errno.EACCES, "may not be written"), (errno.EIO, "Input/output error")):
-        assert words in atomic._facts("a", OSError(number, os.strerror(number)))
-
-
-def test_links_and_permissions_stay_what_they_are(tmp_path: Path) -> None:
-    (tmp_path / "real.txt").write_text("old")
-    (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
-    atomic.write_text(tmp_path / "link.txt", "new")
-    assert (tmp_path / "link.txt").is_symlink()
-    assert (tmp_path / "real.txt").read_text() == "new"
-    (tmp_path / "plain.txt").write_text("")
-    modes = {(tmp_path / n).stat().st_mode for n in ("real.txt", "plain.txt")}
-    assert len(modes) == 1
 
 
 def test_a_diverged_state_is_not_saved(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import undrift
+
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
@@ -37,6 +39,14 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def learnables(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def sources(model: undrift.Perturbed) -> dict[str, Tensor]:
+    """Return the source's values of what is trained of the network itself, by the same names."""
+    names = [name for name in learnables(model) if name.startswith("net.")]
+    with model.off() as net:
+        own = dict(net.named_parameters())
+        return {name: own[name.removeprefix("net.")].detach().clone() for name in names}
 
 
 @st.composite

@@ -215,11 +215,9 @@ def photos(root: Path, count: int = 16) -> FileDomain:
         place = root / ("cat", "dog")[index % 2] / f"{index}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20 + index, 30), (40 * (index % 2), 9 * index, 100)).save(place)
-    paths = sorted(root.rglob("*.png"))
-    from undrift.images.sources import FileSource
-
-    labels = torch.tensor([int(path.parent.name == "dog") for path in paths])
-    return FileDomain("photos", tuple(FileSource(str(path)) for path in paths), labels, ("cat", "dog"), SHOT)
+    sources = undrift.images.domain(root).sources
+    labels = torch.tensor([int("dog" in str(source)) for source in sources])
+    return FileDomain("photos", sources, labels, ("cat", "dog"), SHOT)
 
 
 def test_files_of_any_size_train_shot_style(tmp_path: Path) -> None:

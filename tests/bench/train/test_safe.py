@@ -11,7 +11,6 @@ import torch
 import undrift
 import undrift_bench.train
 from undrift.images import FileDomain, Preprocess, TensorDomain
-from undrift.images.sources import FileSource
 from undrift_bench.train import TrainOptions, train_source
 
 from .test_run import Tiny, interrupt, photos
@@ -148,6 +147,8 @@ def test_what_would_be_mistaken_is_refused_before_a_step(
     odd = os.fsdecode(b"caf\xe9")
     wrong(r"the folder 'caf\\udce9' has a name that is not UTF-8.*Rename", replace(domain, name=odd))
     wrong(r"the folder 'caf\\udce9'", replace(domain, class_names=("a", "b", "c", odd)))
-    missing = tuple(FileSource(f"nowhere/{i}.png") for i in range(4))  # nothing is decoded before
+    (tmp_path / "four.txt").write_text("".join(f"{i}.png\n" for i in range(4)))
+    missing = undrift.images.domain(tmp_path / "four.txt").sources  # nothing is decoded before
+    (tmp_path / "four.txt").unlink()
     wrong(r"not UTF-8", FileDomain("files", missing, torch.arange(4) % 2, ("a", odd)))
     assert not list(tmp_path.iterdir())
