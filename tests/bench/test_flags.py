@@ -81,6 +81,7 @@ def test_a_list_of_what_has_no_cells_says_so(name: str, capsys: pytest.CaptureFi
     assert f"{name} has no cells to list; needed: a benchmark with cells. Leave --list out." in message
 
 
+@pytest.mark.slow
 def test_a_list_says_how_many_are_finished_in_the_other_precision(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

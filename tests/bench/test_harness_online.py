@@ -68,6 +68,7 @@ def test_numbers_are_those_of_the_method_called_by_hand(row: str, seed: int) -> 
     assert numbers(cell, request)["nll"] == pytest.approx(by_hand(cell)[0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_clean_images_are_asked_of_the_weights_that_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(tiny=True, only=("cotta",), seeds=1, device="cpu")
     cell = cell_of(request)

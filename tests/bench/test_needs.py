@@ -52,6 +52,7 @@ def test_a_method_without_its_trained_part_is_not_run(method: str, part: str, tm
     assert said[-1].endswith(f"Give it with --set {part}=FILE.")  # --networks tiny would be refused
 
 
+@pytest.mark.slow
 def test_a_trial_runs_methods_whose_parts_are_not_trained(tmp_path: Path) -> None:
     request = tiny(tmp_path, "ttt", "bacs")
     outcome = run(online(), request, lambda _: None, quiet=True)

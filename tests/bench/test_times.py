@@ -96,6 +96,7 @@ def test_the_tables_column_is_filled_and_its_foot_says_how(name: str, tmp_path: 
     assert float(line[header.index("ms a batch")]) > 0
 
 
+@pytest.mark.slow
 def test_what_has_a_time_is_not_timed_again_until_its_cell_is_new(tmp_path: Path) -> None:
     request = tiny(tmp_path, "tent", "source")
     store, (source, tent) = Store(tmp_path / "online-c10"), bench().cells(tiny(tmp_path, "source", "tent"))

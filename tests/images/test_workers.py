@@ -81,8 +81,8 @@ def test_none_decode_where_the_environment_says_so(tmp_path: Path, monkeypatch: 
     ("error", "lost"),
     [
         (RuntimeError("DataLoader worker (pid(s) 12) exited unexpectedly"), True),
-        (ConnectionResetError(104, "Connection reset by peer"), True),
-        (EOFError(), True),
+        pytest.param(ConnectionResetError(104, "Connection reset by peer"), True, marks=pytest.mark.slow),
+        pytest.param(EOFError(), True, marks=pytest.mark.slow),
         (RuntimeError("a bug of ours"), False),
         (OSError("Caught OSError in DataLoader worker process 0.\nOriginal Traceback"), False),
     ],

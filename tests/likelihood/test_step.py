@@ -135,6 +135,7 @@ class Part(nn.Module):
         return self.norm(self.conv(x)).relu()
 
 
+@pytest.mark.slow
 def test_checkpointing_and_a_compiler_see_the_same_step() -> None:
     source, x = Part(again=False).state_dict(), images(8)
     found = []

@@ -111,7 +111,7 @@ def test_ttt_takes_logits_however_the_network_says_them(how: str) -> None:
     assert both.more_loss(images(2)).isfinite()
 
 
-@pytest.mark.parametrize("part", ["all", "stem"])
+@pytest.mark.parametrize("part", [pytest.param("all", marks=pytest.mark.slow), "stem"])
 def test_ttt_looks_through_torch_compile(part: str) -> None:
     def net() -> nn.Module:
         torch.manual_seed(0)

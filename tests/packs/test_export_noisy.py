@@ -22,7 +22,10 @@ def exported(model: undrift.Perturbed, example: Tensor, **options: Any) -> Any:
     return torch.export.load(file).module()
 
 
-@pytest.mark.parametrize(("estimator", "statistics"), [("local", "batch"), ("local", "moving"), ("drawn", "source")])
+@pytest.mark.parametrize(
+    ("estimator", "statistics"),
+    [("local", "batch"), pytest.param("local", "moving", marks=pytest.mark.slow), ("drawn", "source")],
+)
 def test_a_program_draws_what_the_network_draws(estimator: str, statistics: str) -> None:
     model = undrift.perturb(convnet(), estimator=estimator, norm_statistics=statistics, init_fraction=0.1).eval()
     model.reseed(3)

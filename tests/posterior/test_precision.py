@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import itertools
 import torch
@@ -48,6 +50,7 @@ for (how, dtype), estimator in itertools.product(cases, ["local", "drawn"]):
 """
 
 
+@pytest.mark.slow
 def test_half_precision() -> None:
     places = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": places}

@@ -65,6 +65,7 @@ with writing(sys.argv[1]) as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_writes_nothing_of_it_again(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKING, tmp_path / "a"], check=True)

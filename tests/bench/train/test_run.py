@@ -187,6 +187,7 @@ def test_without_validation_the_last_epoch_is_kept(domain: TensorDomain, quick: 
     assert read_header(result.path).images == 120
 
 
+@pytest.mark.slow
 def test_own_validation_and_rare_evaluation(domain: TensorDomain, quick: TrainOptions, tmp_path: Path) -> None:
     options = quick.replace(evaluate_every=3)
     held = domain.select(range(30))
