@@ -14,7 +14,7 @@ from support import images, same, snapshot
 from undrift import methods
 from undrift.keep import MaskedGradients
 from undrift.likelihood import Gsfda
-from undrift.posterior.scheme import perturb_plain
+from undrift.recipes.perturb_plain import perturb_plain
 from undrift_bench.zoo import masked, masks_of
 
 # Untrained networks on random images may well end up with one answer for all; that is not the matter here.

@@ -7,7 +7,7 @@ from undrift.likelihood.masks import masks_of
 from undrift.options import Options
 from undrift.posterior.norm import KINDS
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.scheme import resolved
+from undrift.posterior.roles import resolved
 from undrift.posterior.select import matching, plain_name
 
 _SHORTCUTS = ("*downsample*", "*shortcut*")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from undrift._errors import OptionError, UndriftError
 from undrift.options import _suggest
 from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.roles import find_role
 from undrift.posterior.select import one_of, plain_name
 
 TURNS = 4
@@ -88,10 +89,8 @@ def rotation_head(net: nn.Module, split: str | None = None) -> After:
         >>> rotation_head(net, "0")(torch.rand(2, 8, 6, 6)).shape
         torch.Size([2, 4])
     """
-    from undrift.posterior.scheme import _role
-
     head = After(net, find_split(net, split))
-    name = _role(head.rest, "@classifier")
+    name = find_role(head.rest, "@classifier")
     if name is None:
         raise OptionError(
             f"split={split!r} leaves no linear layer after it; a rotation head ends in one. Choose an earlier split."
