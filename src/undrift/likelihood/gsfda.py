@@ -10,8 +10,9 @@ from torch import Tensor
 from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift._types import Batches, Step
 from undrift.likelihood.features import named, watching
-from undrift.likelihood.masks import Masks, attach_masks, attached_masks, masks_of
+from undrift.likelihood.masks import Masks, attached_masks, masks_of
 from undrift.likelihood.neighbours import Remembering, balance
+from undrift.posterior.added import add
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
@@ -102,7 +103,8 @@ class Gsfda(Remembering):
     def _attach(self, model: Perturbed, width: int) -> Masks:
         """Put untrained masks behind the features, as part of the perturbation."""
         seeded = torch.Generator().manual_seed(int(model.key.seed))
-        masks = self.attached = attach_masks(model, self._place(model), Masks(width, seeded))
+        masks = self.attached = Masks(width, seeded)
+        add(model, self._place(model), masks)
         warnings.warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train it with undrift_bench.zoo.masked "

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
-from undrift.likelihood.masks import attached_masks
 from undrift.options import _suggest
 from undrift.packs.file import domain_state
 from undrift.packs.packing import written_by
+from undrift.posterior.added import added
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.norm import Norm
@@ -84,11 +84,8 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
     """
     if model._removed:
         raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
-    if attached_masks(model) is not None:
-        raise OptionError(
-            "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
-            "it would be another network. Train the source with undrift_bench.zoo.masked, or keep the domain file."
-        )
+    for module in added(model):
+        raise OptionError(module.no_export)
     statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
     with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()

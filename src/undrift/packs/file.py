@@ -11,21 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftError, UndriftWarning
-from undrift.likelihood.masks import Masks, attach_masks, attached_masks
 from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.packing import VERSION, pack, written_by
 from undrift.perturb import perturb
+from undrift.posterior.added import add_missing, added_state
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
-from undrift.posterior.select import plain_name
 from undrift.posterior.state import filled_in
 from undrift.system.atomic import check, write_bytes
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
-
-MASKS = ".masks.embedding"  # the name that the network's own masks have, too
 
 
 def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> int:
@@ -132,7 +129,8 @@ def load(
     kept = file.preprocess or preprocess
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
-        _attach_masks(model, file.tensors)
+        known = domain_state(model)
+        add_missing(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
         fill(model, file.tensors, file.path)
     except BaseException:
         model.remove()
@@ -148,9 +146,7 @@ def domain_state(model: Perturbed) -> dict[str, Tensor]:
         tensors = held.tensors() if model.key.enabled else held.away
         prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
-    if (masks := attached_masks(model)) is not None:
-        out[masks.place + MASKS] = masks.embedding
-    return out
+    return out | added_state(model)
 
 
 @torch.no_grad()
@@ -180,15 +176,6 @@ def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
     for name in needed.keys() - {COUNTS}:
         state[name].copy_(tensors[name])
     filled_in(model)
-
-
-def _attach_masks(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
-    """Put feature masks on that the file has and the network has not: they came with the adaptation (G-SFDA)."""
-    known, modules = domain_state(model), {plain_name(name) for name, _ in model.net.named_modules()}
-    for name, embedding in tensors.items():
-        features = name.removesuffix(MASKS)
-        if name.endswith(MASKS) and name not in known and features in modules and embedding.ndim == 2:
-            attach_masks(model, features, Masks(embedding.shape[1]))
 
 
 def _check_path(path: object) -> None:
