@@ -40,10 +40,9 @@ from undrift.posterior.state import keeping_noise
 from undrift.posterior.statistics import own_statistics
 from undrift.system.atomic import write_text
 from undrift.system.progress import Bar
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.cell import NO_NOISE, Cell, Row
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.request import Request
-from undrift_bench.bench.offline.rows import NO_NOISE
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.offline.sets import SETS
 from undrift_bench.bench.offline.sources import setup

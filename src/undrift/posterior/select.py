@@ -101,3 +101,9 @@ def _check_patterns(options: Options, names: Sequence[str]) -> None:
                     f"{option}={pattern!r} matches no module{_suggest(pattern, names)}; needed: a name, or a pattern "
                     f"such as 'layer4*'. {one_of(names)}{whence}"
                 )
+
+
+def slot(layer: str, weight: str) -> str:
+    """Return the name a weight's noise is registered under: module names may not hold dots."""
+    own = layer.replace(".", "/") or "(root)"
+    return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"

@@ -7,7 +7,7 @@ from torch import nn
 
 from undrift.posterior import layers
 from undrift.posterior.noise import Noise
-from undrift.posterior.select import plain_name
+from undrift.posterior.select import plain_name, slot
 
 if TYPE_CHECKING:
     from undrift.posterior.perturbed import Perturbed
@@ -64,8 +64,6 @@ def totals(model: "Perturbed") -> Totals:
 
 def rows(model: "Perturbed") -> list[Row]:
     """Return one row a layer that is, or could be, perturbed, and one a norm layer, in the network's order."""
-    from undrift.posterior.perturbed import slot
-
     choices = {id(c.layer): c for c in model.choices}
     policies = {id(p.layer): p for p in model.norms}
     inner = {id(m) for c in model.choices if layers.kind(c.layer) == "attention" for m in c.layer.modules()}

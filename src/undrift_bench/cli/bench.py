@@ -192,7 +192,7 @@ def _tables(name: str, found: object, request: "Request") -> "Outcome":
 def _times(session: Session, name: str, found: object, request: "Request") -> "Outcome":
     """Return what was timed of a benchmark's finished cells."""
     from undrift_bench.bench.harness.run import Benchmark
-    from undrift_bench.bench.harness.times import take_times
+    from undrift_bench.bench.times.take import take_times
 
     if isinstance(found, Benchmark):
         return take_times(found, request, session.say, session.quiet)

@@ -15,8 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from undrift_bench.bench.harness.cell import Row
-from undrift_bench.bench.offline.rows import NO_NOISE
+from undrift_bench.bench.harness.cell import NO_NOISE, Row
 from undrift_bench.bench.online.rows import VMP_RATES, variant
 
 Where = Literal["pacs", "cifar10-c", "cifar100-c"]

@@ -12,6 +12,9 @@ from undrift.recipes.method import Loop
 Tier = Literal["A", "B"]
 Precision = Literal["bf16", "float32"]
 
+# σ = 0: no layer has noise, so that no log-variance counts as learnable either.
+NO_NOISE: dict[str, Any] = {"layers": (), "test_samples": 0}
+
 
 @dataclass(frozen=True)
 class Row:

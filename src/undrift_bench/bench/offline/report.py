@@ -15,7 +15,7 @@ from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
 from undrift_bench.bench.harness.table import Column, footnotes, marked, median, several_sources, size
 from undrift_bench.bench.harness.table import markdown as table
-from undrift_bench.bench.harness.times import how_timed
+from undrift_bench.bench.harness.timed import how_timed
 from undrift_bench.bench.offline.page import Page, notes, pages, title, untouched
 from undrift_bench.bench.offline.sets import Task
 

@@ -26,7 +26,7 @@ from undrift_bench.bench.harness.table import (
     spread,
 )
 from undrift_bench.bench.harness.table import markdown as table
-from undrift_bench.bench.harness.times import how_timed
+from undrift_bench.bench.harness.timed import how_timed
 from undrift_bench.bench.online.settings import Setting
 
 if TYPE_CHECKING:

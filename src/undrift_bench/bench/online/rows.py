@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from undrift._errors import OptionError
-from undrift_bench.bench.harness.cell import Row
-from undrift_bench.bench.offline.rows import NO_NOISE
+from undrift_bench.bench.harness.cell import NO_NOISE, Row
 
 # The paper's rates of VMP, which are also those of the matched control.
 VMP_RATES: dict[str, dict[str, Any]] = {
