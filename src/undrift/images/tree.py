@@ -1,73 +1,21 @@
-"""Trees with one folder a class, on disk or in a tar, checked against what a benchmark publishes."""
+"""Trees with one folder per class, on disk or in a tar."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import torch
 
-from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._errors import OptionError
 from undrift.images.domains import FileDomain, shuffle
 from undrift.images.preprocess import Preprocess
 from undrift.images.sources import FileSource, Source, is_image
 from undrift.images.tar import common_start, tar_sources
 
 Classes = dict[str, list[Source]]
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """What a benchmark of several domains publishes.
-
-    Args:
-        title: its name.
-        domains: for each domain its folder (with other spellings of it) and its number of images.
-        class_names: the class folders of every domain.
-        inside: folders between the root and the domains, in some copies.
-        below: a folder between a domain and its classes, in some copies.
-        origin: where it comes from.
-    """
-
-    title: str
-    domains: Mapping[str, tuple[tuple[str, ...], int]]
-    class_names: tuple[str, ...]
-    origin: str
-    inside: tuple[str, ...] = ()
-    below: str = ""
-
-    def load(self, root: str | os.PathLike[str], domain: str, preprocess: Preprocess, seed: int | None) -> FileDomain:
-        """Return one domain, or raise or warn about what is wrong with the folder."""
-        choose(domain, self.domains, f"{self.title} domain")
-        spellings, images = self.domains[domain]
-        folders = [
-            Path(root, *between, name) for between in ((), *((part,) for part in self.inside)) for name in spellings
-        ]
-        place = first_existing([path for folder in folders for path in (folder / self.below, folder, f"{folder}.tar")])
-        layout = f"{spellings[0]}/CLASS/IMAGE with {len(self.class_names)} classes, or {spellings[0]}.tar"
-        if place is None:
-            raise layout_error(Path(root), layout, self.origin)
-        classes = read_classes(place)
-        missing = [name for name in self.class_names if not classes.get(name)]
-        unknown = sorted(classes.keys() - set(self.class_names))
-        if missing or unknown:
-            raise DataError(
-                f"{place} has {len(classes)} class folders, {_some(missing)} missing and {_some(unknown)} unknown; "
-                f"needed: {layout}, each class with its images. {self.origin}"
-            )
-        found = sum(len(sources) for sources in classes.values())
-        if found != images:
-            warnings.warn(
-                f"{place} has {found} images; {self.title} publishes {images} for {domain}. The copy is partial or "
-                "changed: results will not compare with published ones.",
-                UndriftWarning,
-                stacklevel=3,
-            )
-        return labelled(f"{self.title} {domain}", classes, self.class_names, preprocess, seed)
 
 
 def labelled(
@@ -136,16 +84,6 @@ def _met_anyway(path: Path, root: Path) -> bool:
     )
 
 
-def first_existing(paths: Iterable[str | Path]) -> Path | None:
-    """Return the first path that exists."""
-    return next((Path(path) for path in paths if Path(path).exists()), None)
-
-
-def layout_error(root: Path, layout: str, origin: str) -> DataError:
-    """Return the error for a root that does not hold what it should."""
-    return DataError(f"{contents(root)}; needed: {layout}. {origin}")
-
-
 def contents(root: Path) -> str:
     """Return what lies at a path, in words."""
     if not root.exists():
@@ -163,7 +101,3 @@ def choose(name: str, known: Iterable[str], what: str) -> None:
         close = difflib.get_close_matches(name.lower().replace(" ", "_").replace("-", "_"), known, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else "Choose one of these."
         raise OptionError(f"there is no {what} {name!r}; known: {', '.join(known)}. {hint}")
-
-
-def _some(names: list[str]) -> str:
-    return f"{len(names)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})" if names else "0"

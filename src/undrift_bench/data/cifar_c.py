@@ -12,8 +12,9 @@ from undrift.images.domains import TensorDomain
 from undrift.images.labels import read_labels
 from undrift.images.preprocess import RAW, Preprocess
 from undrift.images.sources import open_array
-from undrift.images.tree import choose, first_existing, layout_error
+from undrift.images.tree import choose
 from undrift_bench.data.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, check_labels
+from undrift_bench.data.published_set import first_existing, layout_error
 
 PUBLISHED = (*CORRUPTIONS, *DEVELOPMENT, "spatter")
 """The fifteen, and the four published beside them for choosing hyper-parameters."""
