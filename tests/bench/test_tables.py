@@ -15,10 +15,10 @@ from undrift import methods
 from undrift.cli import main
 from undrift_bench.bench import NAMES, Request, Store, find
 from undrift_bench.bench.harness import published
-from undrift_bench.bench.harness.figure import Mark, finding, lines
+from undrift_bench.bench.harness.figure import BarMark, finding, lines
 from undrift_bench.bench.harness.notes import not_source_free
 from undrift_bench.bench.harness.table import markdown, size, spread
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.table1 import capabilities, rows
 from undrift_bench.bench.table1 import text as table1
 
@@ -78,7 +78,7 @@ def test_a_spread_needs_two_numbers() -> None:
 
 
 def test_a_figures_title_says_what_it_found(tmp_path: Path) -> None:
-    marks = [Mark("tent", [20.0, 21.0], 20.7), Mark("roid", [16.9], 16.2)]
+    marks = [BarMark("tent", [20.0, 21.0], 20.7), BarMark("roid", [16.9], 16.2)]
     assert finding(marks, "C10") == "C10\nroid errs least: 16.9 %, published 16.2 % (one seed)"
     assert finding(marks, "C10", less_is_better=False).endswith("tent is best: 20.5 %, published 20.7 %")
     assert lines(tmp_path / "a.png", "title", {"tent": {1: 90.0, 200: 18.0}}, ("images a batch", "error %")) > 1000
@@ -162,7 +162,7 @@ def test_the_pages_are_what_the_cells_say(readme: Callable[[list[str]], int]) ->
 @pytest.mark.parametrize("name", ["online-c10", "online-c100", "online-imagenet"])
 def test_rows_that_are_not_source_free_are_named_where_they_are_shown(name: str) -> None:
     bench = find(name)
-    assert isinstance(bench, Online)
+    assert isinstance(bench, OnlineBenchmark)
     told = not_source_free(bench.rows)
     assert [line.partition(":")[0] for line in told] == ["eata", "bacs, one member", "ttt"]
     page = (ROOT / "README.md").read_text(encoding="utf-8")

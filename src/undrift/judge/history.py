@@ -18,7 +18,7 @@ PLOTTED = ("loss", "kl", "entropy", "balance")
 
 
 @dataclass(frozen=True)
-class Row:
+class HistoryRow:
     """The numbers of one step, or their means over an epoch.
 
     Attributes:
@@ -58,7 +58,7 @@ class History:
         model: the network that was adapted; not part of what is saved.
     """
 
-    steps: tuple[Row, ...] = ()
+    steps: tuple[HistoryRow, ...] = ()
     surveys: dict[int, Survey] = dataclasses.field(default_factory=dict)
     verdict: Verdict | None = None
     kept_epoch: int = 0
@@ -69,12 +69,12 @@ class History:
     model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
-    def epochs(self) -> tuple[Row, ...]:
+    def epochs(self) -> tuple[HistoryRow, ...]:
         """The means of each epoch's steps."""
         return tuple(_mean(list(rows)) for _, rows in groupby(self.steps, key=lambda row: row.epoch))
 
     def __str__(self) -> str:
-        names = [f.name for f in dataclasses.fields(Row)]
+        names = [f.name for f in dataclasses.fields(HistoryRow)]
         lines = ["".join(f"{name:>11}" for name in names)]
         lines += ["".join(_cell(getattr(row, name)) for name in names) for row in self.epochs]
         if self.bad_images:
@@ -139,7 +139,7 @@ class History:
         """Return the history with these values (`as_dict` without its epochs, which follow from the steps)."""
         verdict = plain["verdict"]
         return cls(
-            steps=tuple(Row(**row) for row in plain["steps"]),
+            steps=tuple(HistoryRow(**row) for row in plain["steps"]),
             surveys={int(epoch): Survey(**values) for epoch, values in plain["surveys"].items()},
             verdict=verdict and Verdict(Survey(**verdict["before"]), Survey(**verdict["after"])),
             kept_epoch=plain["kept_epoch"],
@@ -177,10 +177,10 @@ def places(indices: tuple[int, ...], few: int = 10) -> str:
     return ", ".join(map(str, indices[:few])) + more
 
 
-def _mean(rows: list[Row]) -> Row:
+def _mean(rows: list[HistoryRow]) -> HistoryRow:
     names = ("loss", "likelihood", "kl", "entropy", "balance")
     means = {name: sum(getattr(row, name) for row in rows) / len(rows) for name in names}
-    return Row(epoch=rows[-1].epoch, step=rows[-1].step, lr=rows[-1].lr, **means)
+    return HistoryRow(epoch=rows[-1].epoch, step=rows[-1].step, lr=rows[-1].lr, **means)
 
 
 def _cell(value: float) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from undrift._errors import UndriftWarning
 
 
-class Source:
+class SourceState:
     """The user's side of a perturbed network; `restore` puts it in force, `leave` hands over to the perturbation."""
 
     def __init__(self, net: nn.Module) -> None:

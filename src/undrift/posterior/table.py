@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One layer: what is done to it, or why nothing is, and how many learnables that makes."""
 
     layer: str
@@ -62,13 +62,13 @@ def totals(model: "Perturbed") -> Totals:
     )
 
 
-def rows(model: "Perturbed") -> list[Row]:
+def rows(model: "Perturbed") -> list[LayerRow]:
     """Return one row a layer that is, or could be, perturbed, and one a norm layer, in the network's order."""
     choices = {id(c.layer): c for c in model.choices}
     policies = {id(p.layer): p for p in model.norms}
     inner = {id(m) for c in model.choices if layers.kind(c.layer) == "attention" for m in c.layer.modules()}
     by_name = dict(zip(model.noise, model.noises(), strict=True))
-    out: list[Row] = []
+    out: list[LayerRow] = []
     seen: set[int] = set()
     for name, module in model.net.named_modules():
         if choice := choices.get(id(module)):
@@ -82,15 +82,17 @@ def rows(model: "Perturbed") -> list[Row]:
                 what = _how(model, module, noises[0]) if noises else "with the layer it shares its weight with"
                 relative = " ".join(f"{float(n.relative_std().mean()):.3g}" for n in noises)
             count = sum(n.log_var.numel() for n in fresh)
-            out.append(Row(choice.name or "(root)", type(module).__name__, what, relative, count))
+            out.append(LayerRow(choice.name or "(root)", type(module).__name__, what, relative, count))
         elif policy := policies.get(id(module)):
             affine = [p for p in policy.parameters() if p.requires_grad]
             statistics = f"statistics: {policy.statistics}, " if policy.statistics else ""
             what = f"{statistics}affine {'trained' if affine else 'fixed'}"
-            out.append(Row(policy.name or "(root)", type(module).__name__, what, "", sum(p.numel() for p in affine)))
+            out.append(
+                LayerRow(policy.name or "(root)", type(module).__name__, what, "", sum(p.numel() for p in affine))
+            )
         elif id(module) not in inner and any(p is not None and p.ndim > 1 for p in module._parameters.values()):
             what = "no: not a convolution, linear or attention layer"
-            out.append(Row(plain_name(name) or "(root)", type(module).__name__, what, "", 0))
+            out.append(LayerRow(plain_name(name) or "(root)", type(module).__name__, what, "", 0))
     return out
 
 

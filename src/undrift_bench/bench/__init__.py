@@ -9,12 +9,12 @@ under `--results`; a finished cell is not run again while its method stays what 
 and machines, and merging is copying files. Tables and figures are written from the cells that there are; what is
 missing is "not run".
 
-**Writing one.** Say which lines the table has (`Row`), which cells were asked for, and how one cell is run; `run` does
-the rest: order, deadline, errors, files.
+**Writing one.** Say which lines the table has (`MethodRow`), which cells were asked for, and how one cell is run; `run`
+does the rest: order, deadline, errors, files.
 
     class Flips:                                                   # satisfies `Benchmark`
         name = "flips"
-        rows = [Row("source", "source"), Row("tent", "tent")]
+        rows = [MethodRow("source", "source"), MethodRow("tent", "tent")]
 
         def cells(self, request):                                  # in the table's order
             rows = chosen(self.rows, request.only, request.tier)
@@ -58,7 +58,7 @@ from collections.abc import Callable
 
 from undrift._errors import OptionError
 from undrift.options import _suggest
-from undrift_bench.bench.harness.cell import Cell, Row, chosen, in_order, seeds_of
+from undrift_bench.bench.harness.cell import Cell, MethodRow, chosen, in_order, seeds_of
 from undrift_bench.bench.harness.request import CannotRun, Request
 from undrift_bench.bench.harness.run import Benchmark, Outcome, Say, about, in_its_precision, listing, row_notes, run
 from undrift_bench.bench.harness.store import Record, Store
@@ -96,11 +96,11 @@ __all__ = [
     "Benchmark",
     "CannotRun",
     "Cell",
+    "MethodRow",
     "Outcome",
     "Plain",
     "Record",
     "Request",
-    "Row",
     "Say",
     "Store",
     "about",

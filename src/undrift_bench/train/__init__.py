@@ -20,7 +20,7 @@ Read `_run.py` first, then `_loop.py`.
 from undrift_bench.train.epoch import Epoch
 from undrift_bench.train.options import TrainOptions, train_preset
 from undrift_bench.train.rotation import train_rotation
-from undrift_bench.train.run import Trained, train_source
+from undrift_bench.train.run import TrainedSource, train_source
 from undrift_bench.train.source_file import SourceHeader, load_source, read_header
 from undrift_bench.train.swag import collect_moments
 
@@ -28,7 +28,7 @@ __all__ = [
     "Epoch",
     "SourceHeader",
     "TrainOptions",
-    "Trained",
+    "TrainedSource",
     "collect_moments",
     "load_source",
     "read_header",

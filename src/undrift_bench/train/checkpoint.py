@@ -84,7 +84,7 @@ def save(path: Path, run: Mapping[str, Any], loop: Loop, best: Best, history: li
 
 
 @dataclass
-class Keeper:
+class CheckpointWriter:
     """Writes a run's checkpoints. One that cannot be written is a warning, once: the epochs are still in memory."""
 
     path: Path

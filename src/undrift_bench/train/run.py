@@ -30,7 +30,7 @@ from undrift_bench.train.source_file import SourceHeader, write_source
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedSource:
     """What a run came to.
 
     Attributes:
@@ -66,7 +66,7 @@ def train_source(
     progress: bool = True,
     watch: Callable[[Epoch], None] | None = None,
     workers: int | None = None,
-) -> Trained:
+) -> TrainedSource:
     """Train a source model on a labelled domain and write it, the best validation's weights, to `out`.
 
     The same seed gives the same weights, on a CPU bit for bit. A run that was interrupted goes on when it is called
@@ -112,7 +112,7 @@ def train_source(
         best, history = Best(), list[Epoch]()
         if resume and checkpoint.exists():
             best, history = checkpoints.restore(checkpoint, run, loop)
-        _train(loop, best, history, progress, watch, checkpoints.Keeper(checkpoint, run, loop, best, history))
+        _train(loop, best, history, progress, watch, checkpoints.CheckpointWriter(checkpoint, run, loop, best, history))
     net.load_state_dict(best.weights, strict=True)
     header = SourceHeader(
         *(name, domain.class_names, domain.preprocess, domain.name, len(training)),
@@ -122,7 +122,7 @@ def train_source(
     drawn = draw_curve(curve, history, f"{name} on {domain.name}, seed {options.seed}")
     checkpoints.remove(checkpoint)
     seconds = time.perf_counter() - start
-    return Trained(path, net.eval(), best.accuracy, best.epoch, tuple(history), seconds, drawn)
+    return TrainedSource(path, net.eval(), best.accuracy, best.epoch, tuple(history), seconds, drawn)
 
 
 def _train(

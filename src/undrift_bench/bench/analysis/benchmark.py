@@ -14,7 +14,7 @@ from pathlib import Path
 
 from undrift._errors import OptionError
 from undrift_bench.bench.analysis import report
-from undrift_bench.bench.analysis.parts import PLACES, TASK, Part, Trial, parts
+from undrift_bench.bench.analysis.parts import PLACES, TASK, AnalysisPart, Trial, parts
 from undrift_bench.bench.analysis.run import IMAGES, STREAMS, Analysing, Planned, task_of
 from undrift_bench.bench.harness.cell import Cell
 from undrift_bench.bench.harness.request import Request
@@ -76,7 +76,7 @@ class Analysis:
         """Return what draws a figure for each part that has numbers."""
         return report.figures(self.planned(request), store)
 
-    def _cell(self, made_of: Setup, part: Part, trial: Trial, request: Request) -> Cell:
+    def _cell(self, made_of: Setup, part: AnalysisPart, trial: Trial, request: Request) -> Cell:
         if trial.where == "pacs":
             task = made_of.dataset.task(task_of(trial, request))
             count = TINY_IMAGES if request.tiny else made_of.dataset.images[task.target]

@@ -17,7 +17,7 @@ NO_NOISE: dict[str, Any] = {"layers": (), "test_samples": 0}
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One line of a table.
 
     Attributes:
@@ -64,14 +64,14 @@ class Cell:
         precision: "bf16" (`--fast`, what the tables are made with), or "float32", which the file's name then says.
 
     Examples:
-        >>> Cell("online-c10", "wrn40_2", "continual", Row("tent", "tent"), 0, 10_000).key
+        >>> Cell("online-c10", "wrn40_2", "continual", MethodRow("tent", "tent"), 0, 10_000).key
         'wrn40_2.continual.tent.n10000.s0'
     """
 
     benchmark: str
     network: str
     setting: str
-    row: Row
+    row: MethodRow
     seed: int
     images: int
     precision: Precision = "bf16"
@@ -103,12 +103,12 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.row.tier, cell.seed))  # stable: the table's own order within
 
 
-def seeds_of(row: Row, seeds: int) -> range:
+def seeds_of(row: MethodRow, seeds: int) -> range:
     """Return the seeds that a row runs with."""
     return range(seeds if row.tier == "A" else min(seeds, 1))
 
 
-def chosen(rows: Sequence[Row], only: Sequence[str], tier: str | None) -> list[Row]:
+def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> list[MethodRow]:
     """Return the rows asked for: of a tier, by name, or by a method's name with or without its variant (no control).
 
     A name that no row answers to is an error: the call would run nothing, or less than was meant.
@@ -124,5 +124,5 @@ def chosen(rows: Sequence[Row], only: Sequence[str], tier: str | None) -> list[R
     return [row for row in of_tier if not only or _names(row) & set(only)]
 
 
-def _names(row: Row) -> set[str]:
+def _names(row: MethodRow) -> set[str]:
     return {row.name} if row.control else {row.name, row.method, row.method.partition(":")[0]}

@@ -88,7 +88,7 @@ class Clock:
         return len(self._times)
 
 
-class Memory:
+class PeakMemory:
     """The peak of device memory from here on, images that lie there anyway not counted; None on a CPU."""
 
     def __init__(self, device: torch.device) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from undrift_bench.bench.harness.cell import Cell, Row, chosen, seeds_of
+from undrift_bench.bench.harness.cell import Cell, MethodRow, chosen, seeds_of
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import RunCell
 from undrift_bench.bench.harness.store import Store
@@ -38,7 +38,7 @@ class Offline:
     make_setup: Callable[[DataSet, Request], Setup] | None = None
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MethodRow]:
         """The lines of the tables."""
         return offline_rows()
 
@@ -61,7 +61,7 @@ class Offline:
             found += [cell for row in rows for cell in self.of(made_of, task, row, request)]
         return found
 
-    def of(self, made_of: Setup, task: Task, row: Row, request: Request) -> list[Cell]:
+    def of(self, made_of: Setup, task: Task, row: MethodRow, request: Request) -> list[Cell]:
         """Return the cells of one row in one task, one a seed."""
         images = IMAGES if request.tiny else made_of.dataset.images[task.target]
         count = images if request.images is None else min(images, request.images)
@@ -95,7 +95,7 @@ class Offline:
         return report.figures(self, store, request)
 
 
-def of_task(row: Row, task: Task) -> Row:
+def of_task(row: MethodRow, task: Task) -> MethodRow:
     """Return the row as it runs in a task: in one that is not of the first tier, with one seed."""
     return row if task.main else replace(row, tier="B")
 

@@ -21,7 +21,7 @@ from undrift_bench.bench.harness.request import CannotRun
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.offline.sources import Sources, shot_network
 from undrift_bench.bench.offline.views import StopWatch
-from undrift_bench.bench.online.settings import Setting
+from undrift_bench.bench.online.settings import StreamSetting
 from undrift_bench.bench.online.streaming import Streaming
 from undrift_bench.zoo.gsfda import masked
 
@@ -83,7 +83,7 @@ class StreamTimer:
                 clock(lambda: next(stream))
         return Taken(clock.milliseconds, clock.count)
 
-    def _setting(self, cell: Cell) -> Setting:
+    def _setting(self, cell: Cell) -> StreamSetting:
         """Return the cell's setting, with its first severity alone and batches as large as the cell's."""
         benchmark = self.streaming.benchmark
         found = next(s for s in benchmark.settings if s.name == cell.setting)
