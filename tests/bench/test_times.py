@@ -13,7 +13,6 @@ from undrift._errors import OptionError
 from undrift.cli import main
 from undrift.images.corrupt import CORRUPTIONS
 from undrift_bench.bench import Benchmark, Outcome, Request, Store, find
-from undrift_bench.bench.harness import timers
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.run import run
 from undrift_bench.bench.harness.timed import how_timed
@@ -24,6 +23,7 @@ from undrift_bench.bench.offline.sources import Setup
 from undrift_bench.bench.offline.tiny import tiny_setup
 from undrift_bench.bench.online import report as online_report
 from undrift_bench.bench.online.corrupted import Corrupted
+from undrift_bench.bench.times import timers
 from undrift_bench.bench.times.take import take_times, timer_of
 from undrift_bench.bench.times.timers import BATCHES, StepTimer, StreamTimer
 
