@@ -136,7 +136,7 @@ def test_a_lock_that_was_deleted_holds_nothing(tmp_path: Path, monkeypatch: pyte
     """Another process fails, and lets its lock go, between our opening of the file and our lock on it."""
     cell = Counting().cells(Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))[0]
     store, place = Store(tmp_path), tmp_path / f".{cell.key}.lock"
-    monkeypatch.setattr("undrift.system.lock._taken", lambda _file: place.unlink() or True)
+    monkeypatch.setattr("undrift.system.lock._lock", lambda _file: place.unlink() or True)
     with store.claim(cell) as mine:
         assert not mine
 
