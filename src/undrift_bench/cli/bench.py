@@ -18,7 +18,7 @@ TINY = "tiny"  # the folder below --results that trials with --tiny go to
 @command
 def run(
     session: Session,
-    name: Annotated[str | None, typer.Argument(help="The benchmark. Default: list their names.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The benchmark. Default, or list: their names.")] = None,
     data: Annotated[Path, typer.Option(help="Where data sets and source networks lie.", metavar="FOLDER")] = Path(),
     results: Annotated[
         Path, typer.Option(help="Where finished cells, tables and figures go.", metavar="FOLDER")
@@ -70,6 +70,8 @@ def run(
     from undrift_bench.bench.harness.request import check_options
     from undrift_bench.bench.harness.run import check_selection, with_cells
 
+    if name == "list":
+        name = None
     _one_thing(name, {"--list": list_only, "--tables": tables_only, "--times": times_only})
     if name is None:
         width = max(map(len, bench.NAMES))
