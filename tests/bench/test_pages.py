@@ -235,6 +235,7 @@ def test_new_measurements_reach_the_pages_and_a_check_finds_that_they_have_not(t
     here = ["--root", str(tmp_path), "--results", str(tmp_path)]
     assert run(here) == 0
     assert run([*here, "--check"]) == 0
+    explanation = tmp_path / "docs" / "explanation"
     assert "<!-- speed-kernels -->\n<!-- /speed-kernels -->" in (explanation / "speed.md").read_text()
     (tmp_path / "speed-cuda.json").write_text(json.dumps(speeds()))
     form = runpy.run_path(str(ROOT / "benchmarks" / "predict.py"))["FORM"]
