@@ -1,4 +1,4 @@
-"""Labels beside an array of images: a .npy of whole numbers."""
+"""Read labels for an array of images: a .npy of integers."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The user's own images, without labels: a folder, a tar, a list of files, an array, or one image."""
+"""Open the user's own images without labels: a folder, a tar, a list of files, an array, or one image."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def domain(path: str | PathLike[str], *, preprocess: Preprocess = RAW) -> FileDo
     """Return the images at a path as a domain without labels: `named_batches` gives (images, names).
 
     Args:
-        path: a folder (searched through and through, links followed, hidden files and folders left out), a tar (read
-            in place), a text file with one path a line (relative to the file; a label after the path, as in SHOT's
-            lists, is passed over), a .npy of uint8 N×H×W×3 or N×H×W (mapped into memory), or one image. An EXIF
-            orientation is ignored, as torchvision's ImageFolder and Pillow's open ignore it.
-        preprocess: what the network at hand expects of an image, such as `undrift.images.IMAGENET`.
+        path: a folder (searched recursively, links followed, hidden files and folders left out), a tar (read in
+            place), a text file with one path per line (relative to the file; a label after the path, as in SHOT's
+            lists, is ignored), a .npy of uint8 N×H×W×3 or N×H×W (memory-mapped), or one image. EXIF orientation is
+            ignored, as in torchvision's ImageFolder and Pillow's open.
+        preprocess: what the network expects, such as `undrift.images.IMAGENET`.
 
     Example:
         >>> batches = domain("clinic-b", preprocess=IMAGENET).named_batches(64)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Trees with one folder per class, on disk or in a tar."""
+"""Read trees with one folder per class, on disk or in a tar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Classes = dict[str, list[Source]]
 def labelled(
     name: str, classes: Classes, class_names: Sequence[str], preprocess: Preprocess, seed: int | None
 ) -> FileDomain:
-    """Return the domain of a tree, shuffled with `seed`, as files lie sorted by class; None leaves them so."""
+    """Return the domain of a tree, shuffled with `seed` (None keeps it sorted by class)."""
     pairs = [(source, label) for label, key in enumerate(class_names) for source in classes.get(key, ())]
     labels = torch.tensor([label for _, label in pairs], dtype=torch.long)
     domain = FileDomain(name, tuple(source for source, _ in pairs), labels, tuple(class_names), preprocess)
@@ -31,8 +31,8 @@ def labelled(
 def read_classes(place: Path) -> Classes:
     """Return the images of each class, sorted by name, of a folder CLASS/… or of a tar CLASS/….
 
-    A tar often holds the folder itself (photo/CLASS/…): folders that all its images share are no classes, as long as
-    each image keeps one. An image beside two classes or more has none, as in a folder.
+    A tar often holds the folder itself (photo/CLASS/…), so folders that all images share are no classes, as long as
+    each image keeps one. As in a folder, an image beside the classes has none.
     """
     if place.is_dir():
         folders = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -40,7 +40,7 @@ def read_classes(place: Path) -> Classes:
     found = [(_folders(source.member), source) for source in sorted(tar_sources(place), key=lambda s: s.member)]
     holding = {above for above, _ in found if above}
     parents = {above[:depth] for above in holding for depth in range(len(above))}
-    # A folder with images and folders is the classes' (photo/preview.png) or a class (dog/1.png and dog/left/2.png).
+    # A folder with images and folders may hold the classes (photo/preview.png) or be one (dog/1.png, dog/left/2.png).
     for those in (holding - parents, holding):
         shared = common_start(above[:-1] for above in those)
         classes: Classes = {}
@@ -57,14 +57,14 @@ def _folders(member: str) -> tuple[str, ...]:
 
 
 def folder_sources(folder: Path) -> Iterable[FileSource]:
-    """Yield the images below a folder, sorted by path; hidden ones are left out, and links to folders followed.
+    """Yield the images below a folder, sorted by path, without hidden ones; links to folders are followed.
 
-    A link to a folder that is met under its own name is not: it would rename the images if it sorts before it.
+    A link to a folder that the walk reaches anyway is not followed, as it could rename the images.
     """
     root, seen = Path(os.path.realpath(folder)), set[str]()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
-        if real in seen:  # a link back to a folder above would go round for ever
+        if real in seen:  # a link to a folder above would loop
             folders.clear()
             continue
         seen.add(real)
@@ -75,7 +75,7 @@ def folder_sources(folder: Path) -> Iterable[FileSource]:
 
 
 def _met_anyway(path: Path, root: Path) -> bool:
-    """Whether a folder is a link to one below the root, and not to a hidden one, where no walk comes by."""
+    """Return whether a folder is a link to one below the root that is not hidden, and so is walked anyway."""
     real = Path(os.path.realpath(path)) if path.is_symlink() else None
     return (
         real is not None
@@ -85,7 +85,7 @@ def _met_anyway(path: Path, root: Path) -> bool:
 
 
 def contents(root: Path) -> str:
-    """Return what lies at a path, in words."""
+    """Describe what is at a path."""
     if not root.exists():
         return f"there is no {root}"
     if not root.is_dir():
@@ -95,7 +95,7 @@ def contents(root: Path) -> str:
 
 
 def choose(name: str, known: Iterable[str], what: str) -> None:
-    """Raise if `name` is not among the known ones, with the closest of them."""
+    """Raise if `name` is unknown; suggest the closest known one."""
     known = tuple(known)
     if name not in known:
         close = difflib.get_close_matches(name.lower().replace(" ", "_").replace("-", "_"), known, n=1)

@@ -1,4 +1,4 @@
-"""Worker processes that decode images: how many there are, and what is said where one is lost."""
+"""Worker processes that decode images: their number, and the error when one is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES = ("DataLoader worker (pid", "Pin memory thread exited", "Too many open f
 
 
 def usual_workers(images: int) -> int:
-    """Return how many processes to decode with: none for a few images, else UNDRIFT_WORKERS, or one a core.
+    """Return the number of decoding processes: none for a few images, else UNDRIFT_WORKERS, or one per core.
 
     Raises:
         OptionError: the variable holds something else than a number from 0 up.

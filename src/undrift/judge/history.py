@@ -1,4 +1,4 @@
-"""What happened in an adaptation, step by step: prints as a table, saves as JSON, plots."""
+"""The record of an adaptation, step by step: prints as a table, saves as JSON, plots."""
 
 import dataclasses
 import json
@@ -23,13 +23,13 @@ class HistoryRow:
 
     Attributes:
         epoch: counted from 1.
-        step: counted from 1 over all epochs; of an epoch, its last.
+        step: counted from 1 over all epochs; the last one of an epoch.
         loss: likelihood + kl.
-        likelihood: what the likelihood gave, a mean over the images and draws.
+        likelihood: the likelihood's loss, a mean over images and draws.
         kl: the KL as the objective adds it.
         entropy: mean entropy of the noisy predictions, in nats.
         balance: entropy of the batch's mean prediction over ln(classes): 1 is balanced, 0 is one class.
-        lr: learning rate of norm affine parameters; of an epoch, its last.
+        lr: learning rate of norm affine parameters; the last one of an epoch.
     """
 
     epoch: int
@@ -47,14 +47,14 @@ class History:
     """What `adapt` gives back; `print(history)` is a table.
 
     Attributes:
-        steps: a row each step that was made.
-        surveys: what one pass over the domain said after an epoch, by epoch; 0 is the source network.
+        steps: one row per step.
+        surveys: one pass over the domain after each epoch, by epoch; 0 is the source network.
         verdict: the label-free verdict; None while the run is not finished.
         kept_epoch: the epoch whose state the model has.
-        bad_images: places of images with NaN or infinity, skipped.
-        bad_steps: steps not made because loss or gradient was not finite.
+        bad_images: indices of images with NaN or infinity, which were skipped.
+        bad_steps: steps left out because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
-        idle_steps: steps not made because the likelihood asked nothing of their batch.
+        idle_steps: steps left out because the likelihood asked nothing of their batch.
         model: the network that was adapted; not part of what is saved.
     """
 
@@ -90,7 +90,7 @@ class History:
         return "\n".join(lines)
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Say in warnings what the user should know: skipped images, steps not made, a collapse."""
+        """Warn of skipped images, steps that were left out, and a collapse."""
         if self.bad_images or self.bad_steps:
             named = f" (at {places(self.bad_images)})" if self.bad_images else ""
             warnings.warn(
@@ -146,7 +146,7 @@ class History:
             bad_images=tuple(plain["bad_images"]),
             bad_steps=plain["bad_steps"],
             lone_batches=plain["lone_batches"],
-            idle_steps=plain.get("idle_steps", 0),  # older files do not have it
+            idle_steps=plain.get("idle_steps", 0),  # missing in older files
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:

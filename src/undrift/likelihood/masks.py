@@ -1,8 +1,8 @@
-"""G-SFDA's two feature masks, and the one that is on (Yang et al. 2021).
+"""G-SFDA's two feature masks (Yang et al. 2021).
 
     mask_d = sigmoid(s · e_d),   s = 100
 
-Row 0 of e is the domain that the network is for, row 1 the other.
+Row 0 of e belongs to the network's own domain, row 1 to the other.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ SHARP = 100.0
 
 
 class Masks(Added):
-    """Two masks of a network's features, and which of them is on.
+    """Two masks of a network's features, one of which is in use.
 
     Attributes:
         embedding: e, 2 × width.
@@ -70,10 +70,10 @@ class Masks(Added):
 
 
 def masks_of(net: nn.Module) -> Masks | None:
-    """Return the network's masks, None where it has none."""
+    """Return the network's masks, or None."""
     return next((m for m in net.modules() if isinstance(m, Masks)), None)
 
 
 def attached_masks(model: Perturbed) -> Masks | None:
-    """Return the masks that came with the perturbation, None where there are none but the network's own."""
+    """Return masks that were added by the perturbation, or None; the network's own do not count."""
     return next((module for module in added(model) if isinstance(module, Masks)), None)

@@ -1,4 +1,4 @@
-"""A second head: a copy of what a network does after a split, on features that both heads share."""
+"""Copy the part of a network after a split as a second head on shared features."""
 
 import copy
 import math
@@ -19,9 +19,9 @@ STAGES = ("layer2", "block2")
 
 
 class After(nn.Module):
-    """What comes after a split: a copy of the network that takes the split's output, whatever else it is given.
+    """The part after a split: a copy of the network that continues from the split's output, ignoring its input.
 
-    Modules before the split let their input pass; they hold no weights.
+    Modules before the split pass their input through and hold no weights.
     """
 
     def __init__(self, net: nn.Module, split: str) -> None:
@@ -35,7 +35,7 @@ class After(nn.Module):
             for earlier in names[: names.index(part)]:
                 module._modules[earlier] = _Pass()
             parent, module = module, _original(module.get_submodule(part))
-            parent._modules[part] = module  # a block with a split inside is run as it is written, not compiled
+            parent._modules[part] = module  # a block with a split inside must run as written, not compiled
         parent._modules[split.rpartition(".")[2]] = _Give(self._features)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class _Pass(nn.Module):
 
 
 class _Give(nn.Module):
-    """Gives back what was put into its list."""
+    """Returns what was put into its list."""
 
     def __init__(self, features: list[Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One domain as one small file beside the source network: `save` and `load`. The layout: docs/format.md."""
+"""Save and load one domain as one small file. The layout: docs/reference/format.md."""
 
 import json
 import os
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> int:
     """Write what was learned about one domain, and return the file's size in bytes.
 
-    Log-variances, norm affine and statistics, options, preprocessing, class names and the source network's
-    fingerprint, in one safetensors file; the source weights are not in it. Weights that were trained (option `train`)
-    are, and then it is as large as they are. It is written whole or not at all.
+    One safetensors file with log-variances, norm affine and statistics, options, preprocessing, class names and the
+    source network's fingerprint, but not the source weights. Weights that were trained (option `train`) are included.
+    It is written whole or not at all.
 
     Args:
         model: a perturbed network.
-        path: where to; a file that is there already is replaced at the last moment.
+        path: where to; an existing file is replaced at the last moment.
         source: a name for the source network (or the path of its checkpoint), for people to read.
 
     Raises:
         DataError: the adapted state holds NaN, or the file cannot be written.
-        OptionError: the path or the source's name is no text, or a class name is none that a file can hold.
+        OptionError: the path or the source's name is no text, or a class name cannot be stored.
 
     Examples:
         >>> import tempfile
@@ -86,13 +86,13 @@ def load(
 ) -> Perturbed:
     """Return the network adapted to the domain that a file was learned on.
 
-    Everything is checked before the network is touched; after an error it is what it was, bit for bit.
+    Everything is checked before the network is touched; after an error it is unchanged, bit for bit.
 
     Args:
         net: the source network, with the weights that the file was learned on.
         path: a file written by `save`.
         generator: makes the noise reproducible.
-        preprocess: what you do to images; a warning names each difference from what the file was learned with.
+        preprocess: what you do to images; a warning names each difference from the file's.
 
     Raises:
         PerturbationMismatch: the file was learned on another network.
@@ -119,7 +119,7 @@ def load(
     file = inspect(path)
     _check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):
-        # Before the network is perturbed: a warning may be an error.
+        # Before the network is perturbed, as a warning may be an error.
         warnings.warn(
             f"{file.path.name} was learned with other preprocessing than yours ({'; '.join(lines)}; the file's first). "
             "Predictions will be wrong in ways no error shows: use model.preprocess, or adapt again with yours.",
@@ -139,10 +139,10 @@ def load(
 
 
 def domain_state(model: Perturbed) -> dict[str, Tensor]:
-    """Return the tensors that a domain is made of, by their names in a domain file: the model's own, not copies."""
+    """Return the tensors of a domain by their names in a domain file: the model's own, not copies."""
     out: dict[str, Tensor] = {s.replace("/", ".") + LOG_VAR: n.log_var for s, n in model.noise.items()}  # type: ignore[misc]
     for held in (*model.norms, *model.trained):
-        # Inside off() the adapted set is the one that waits.
+        # Inside off() the adapted tensors are the ones set aside.
         tensors = held.tensors() if model.key.enabled else held.away
         prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
@@ -151,7 +151,7 @@ def domain_state(model: Perturbed) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a domain file's tensors into a perturbed network: every name and shape must fit, with nothing left over."""
+    """Copy a domain file's tensors into a perturbed network; every name and shape must match."""
     state = domain_state(model)
     counts = [name for name in state if name.endswith(COUNTS)]
     needed = {name: tuple(t.shape) for name, t in state.items() if name not in counts}
@@ -229,7 +229,7 @@ def _check_source(net: nn.Module, file: DomainFile) -> None:
     if (cast := precision_of(net, file.fingerprint)) is not None:
         remedy = f"It fits this network in {cast}: cast first, net.to({cast}), and load after."
     elif half := next((t.dtype for t in source_tensors(net).values() if t.dtype in HALF), None):
-        # What they were before they were rounded cannot be known: it may be the right network all the same.
+        # It may be the right network, but the weights before rounding are unknown.
         remedy += f" These weights are in {half}; if they were cast to it, which rounds them: load first, cast after."
     raise PerturbationMismatch(
         f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "

@@ -1,4 +1,4 @@
-"""What networks return, as logits: a tensor, a tuple, a dict, an object with `.logits`."""
+"""Extract logits from what networks return: a tensor, a tuple, a dict, an object with `.logits`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,8 @@ _NEEDED = "undrift needs a classifier's logits, batch × classes, one class an i
 def logits(output: Any) -> Tensor:
     """Return the logits, batch × classes, in float32 or better, from whatever a classifier returned.
 
-    A tensor is taken as it is; of an object or a dict its `logits`; of a tuple or list its first entry. Multi-label
-    logits look like any others, and cannot be told apart: do not adapt such a network with these likelihoods, which
-    all read the logits through one softmax.
+    A tensor is used as it is, of an object or a dict its `logits`, of a tuple or list its first entry. Multi-label
+    logits cannot be told from others: do not adapt such a network with these likelihoods, which all apply one softmax.
 
     Examples:
         >>> logits({"logits": torch.zeros(4, 10)}).shape

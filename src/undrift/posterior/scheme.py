@@ -20,5 +20,5 @@ DOMAIN = _PLAIN.replace(norm_statistics="domain", norm_affine=False)
 AFFINE = _PLAIN.replace(norm_statistics="batch")
 WEIGHTS = AFFINE.replace(train="*")
 PERTURBATION = PAPER
-# The KL holds a mean to the source's weight; weight decay would pull it to 0 as well, which is no part of that prior.
+# The KL holds a mean near the source's weight; weight decay would pull it to 0, which is not this prior.
 BAYES = PAPER.replace(train="*", conv_sharing="weight", linear_sharing="weight", weight_decay=0.0)

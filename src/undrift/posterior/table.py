@@ -1,4 +1,4 @@
-"""How a perturbed network shows itself: one row a layer, and what it all costs."""
+"""Print a perturbed network: one row per layer, and the totals."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer: what is done to it, or why nothing is, and how many learnables that makes."""
+    """One layer: what is done to it, or why nothing is, and its number of learnables."""
 
     layer: str
     type: str
@@ -42,7 +42,7 @@ class Totals:
 
     @property
     def unshared(self) -> int:
-        """What it would be with one variance a weight."""
+        """The number of learnables with one variance per weight."""
         return self.weights + self.norm_affine
 
 
@@ -63,7 +63,7 @@ def totals(model: "Perturbed") -> Totals:
 
 
 def rows(model: "Perturbed") -> list[LayerRow]:
-    """Return one row a layer that is, or could be, perturbed, and one a norm layer, in the network's order."""
+    """Return one row per layer that is or could be perturbed and one per norm layer, in the network's order."""
     choices = {id(c.layer): c for c in model.choices}
     policies = {id(p.layer): p for p in model.norms}
     inner = {id(m) for c in model.choices if layers.kind(c.layer) == "attention" for m in c.layer.modules()}
@@ -102,8 +102,8 @@ def _how(model: "Perturbed", layer: nn.Module, noise: Noise) -> str:
     unit = {"weight": "weight", "kernel": "kernel" if convolution else "row"}[sharing]
     if layers.is_standard(layer):
         energy = "" if noise.energy == "square" or model.options.estimator == "drawn" else f", {noise.energy}"
-        return f"a variance a {unit}, {model.options.estimator}{energy}"
-    return f"a variance a {unit}, drawn (it has a forward of its own)"
+        return f"one variance per {unit}, {model.options.estimator}{energy}"
+    return f"one variance per {unit}, drawn (it has a forward of its own)"
 
 
 def render(model: "Perturbed") -> str:
@@ -130,7 +130,7 @@ def summary(model: "Perturbed") -> str:
     weights = f" + {t.trained:,} weights" if t.trained else ""
     return (
         f"{perturbed} of {len(model.choices)} layers perturbed: {t.learnables:,} learnables = {t.log_variances:,} "
-        f"log-variances + {t.norm_affine:,} norm affine{weights} ({t.unshared:,} with a variance a weight); "
+        f"log-variances + {t.norm_affine:,} norm affine{weights} ({t.unshared:,} with one variance per weight); "
         f"{_size(t.learnable_bytes)} beside a network of {_size(t.network_bytes)}"
     )
 

@@ -24,27 +24,27 @@ def perturb_plain(
     preprocess: "Preprocess | None" = None,
     classes: Sequence[str] | None = None,
 ) -> Perturbed:
-    """Return the plain network under a scheme; patterns such as "@classifier" get the names that this network has."""
+    """Perturb a plain network by a scheme; roles such as "@classifier" become names in this network."""
     if isinstance(net, Perturbed):
         raise UndriftError(
             "the network is perturbed already, and a method puts its own scheme on a plain one. Give the network "
             "itself: model.remove(), or leave method= out and give a likelihood."
         )
-    # What is no module has no names; perturb says what is wrong with it.
+    # Not a module: perturb says what is wrong.
     chosen = resolved(net, options) if hasattr(net, "named_modules") else options
     model = perturb(net, chosen, generator=generator, preprocess=preprocess, classes=classes)
     try:
         for said in (_guessed(net, options), _inert(model)):
             if said is not None:
                 warnings.warn(said, UndriftWarning, stacklevel=3)
-    except BaseException:  # a user may have made warnings errors
+    except BaseException:  # warnings may be errors
         model.remove()
         raise
     return model
 
 
 def _guessed(net: nn.Module, options: Options) -> str | None:
-    """Return what to say where a method needs the classifier, and which layer that is was guessed."""
+    """Return a warning if a method needs the classifier and we had to guess it, else None."""
     asking = [o for o in ("frozen", "train", "fast") if "@classifier" in getattr(options, o)]
     name, sure = find_classifier(net)
     if not asking or sure:
@@ -57,7 +57,7 @@ def _guessed(net: nn.Module, options: Options) -> str | None:
 
 
 def _inert(model: Perturbed) -> str | None:
-    """Return what to say where a scheme asks for norm layers only, and the network has none that could change."""
+    """Return a warning if a scheme changes norm layers only and the network has none that can change, else None."""
     options = model.options
     parts = {"statistics": options.norm_statistics != "source", "scale and shift": options.norm_affine}
     asked = [name for name, on in parts.items() if on]

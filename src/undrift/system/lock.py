@@ -1,4 +1,4 @@
-"""Locks on open files that end with their process, by `filelock`: the second process is told, and a kill frees them.
+"""Lock open files with `filelock`: a second process is refused, and a killed one leaves no lock.
 
 Where there are no such locks (Windows, some network file systems) every process gets one.
 """
