@@ -1,4 +1,4 @@
-"""docs/methods.md shows the methods as they are, and names whom they are by."""
+"""docs/reference/methods.md shows the methods as they are, and names whom they are by."""
 
 import re
 import runpy
@@ -12,7 +12,7 @@ from support import convnet, images, snapshot
 from undrift.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "reference" / "methods.md").read_text(encoding="utf-8")
 
 
 def test_the_table_is_current() -> None:

@@ -81,7 +81,7 @@ def draw(
 def _check(fold_limit: int | None) -> None:
     if fold_limit is not None and (isinstance(fold_limit, bool) or not isinstance(fold_limit, int) or fold_limit < 0):
         raise OptionError(
-            f"fold_limit={fold_limit!r} is not a whole number from 0 up. 0 makes one pass a draw, 200 puts as many "
+            f"fold_limit={fold_limit!r} is not a whole number from 0 up. 0 makes one pass per draw, 200 puts as many "
             "draws into a pass as make 200 rows."
         )
 

@@ -252,7 +252,7 @@ def _order(count: int, seed: int) -> list[int]:
 def _labels(domain: Domain) -> Tensor:
     if domain.labels is None:
         raise DataError(
-            f"{domain.name} has no labels; needed: one an image, for (images, labels). Use `named_batches`, which "
+            f"{domain.name} has no labels; needed: one per image, for (images, labels). Use `named_batches`, which "
             "gives (images, names)."
         )
     return domain.labels

@@ -18,7 +18,7 @@ def read_labels(path: Path) -> Array:
         labels: Array = np.load(path, allow_pickle=False)
     except BROKEN_ARRAY as error:
         raise DataError(
-            f"{path} cannot be read ({error}); needed: a .npy of whole numbers, one label an image. Copy it again, "
+            f"{path} cannot be read ({error}); needed: a .npy of whole numbers, one label per image. Copy it again, "
             "or save it anew: numpy.save(path, labels.astype(int))."
         ) from error
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

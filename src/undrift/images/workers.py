@@ -32,7 +32,7 @@ def usual_workers(images: int) -> int:
     if text and not text.isdecimal():
         raise OptionError(
             f"the environment variable {VARIABLE} is {text!r}; needed: how many processes decode images, 0 for none. "
-            "Correct it, or unset it for one a core."
+            "Correct it, or unset it for one per core."
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 0 if images < FEW else int(text) if text else cores

@@ -142,7 +142,7 @@ def check(probs: Tensor, labels: Tensor) -> None:
     """Raise if labels cannot belong to these predictions."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; needed: one whole number an image. "
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; needed: one whole number per image. "
             "Give class indices: one_hot.argmax(1) for one-hot labels."
         )
     if probs.ndim != 2 or len(probs) != len(labels):

@@ -69,7 +69,7 @@ def _normalised(class_prior: Sequence[float] | Tensor) -> Tensor:
     prior = torch.as_tensor(class_prior, dtype=torch.float32).detach()
     if prior.ndim != 1 or len(prior) < 2 or not torch.isfinite(prior).all() or (prior < 0).any() or prior.sum() == 0:
         raise OptionError(
-            f"class_prior={class_prior!r} is not a list of frequencies, one a class, none negative, some positive. "
+            f"class_prior={class_prior!r} is not a list of frequencies, one per class, none negative, some positive. "
             "Give fractions or counts of the classes expected in the target."
         )
     return prior / prior.sum()

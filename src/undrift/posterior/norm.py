@@ -149,7 +149,7 @@ class Norm(Swapped):
     def _refuse_single(self, x: Tensor) -> None:
         if x.numel() // x.shape[1] == 1:
             raise UndriftError(
-                f"{self.name} ({type(self.layer).__name__}) got one value a channel (input {tuple(x.shape)}); batch "
+                f"{self.name} ({type(self.layer).__name__}) got one value per channel (input {tuple(x.shape)}); batch "
                 'statistics need at least two. Use a larger batch, or norm_statistics="moving" or "source".'
             )
 

@@ -44,7 +44,7 @@ def logits(output: Any) -> Tensor:
     if found.ndim != 2 or found.shape[1] < 2:
         raise OutputError(
             f"the network returned a tensor of shape {tuple(found.shape)}{_what(found)}; {_NEEDED} (at least two). "
-            + (_HINTS.get(found.ndim) or "Pool the map to one row an image, or adapt a classifier.")
+            + (_HINTS.get(found.ndim) or "Pool the map to one row per image, or adapt a classifier.")
         )
     return found.to(wide(found.dtype))
 

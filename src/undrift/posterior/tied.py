@@ -39,8 +39,8 @@ def refuse_crosswise(choices: Iterable[Choice], options: Options) -> None:
             if not torch.equal(ours, theirs):
                 refusals.append(
                     f"{choice.name} ({_counted(module, ours)}) shares its weight with {other} "
-                    f"({_counted(before, theirs)}), which cuts it into kernels another way; one variance a kernel "
-                    f"cannot serve both. Leave one out: exclude={choice.name!r}; or take one variance a weight: "
+                    f"({_counted(before, theirs)}), which cuts it into kernels another way; one variance per kernel "
+                    f"cannot serve both. Leave one out: exclude={choice.name!r}; or take one variance per weight: "
                     "conv_sharing='weight'."
                 )
     if refusals:

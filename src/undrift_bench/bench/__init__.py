@@ -66,7 +66,7 @@ from undrift_bench.bench.harness.store import Record, Store
 NAMES: dict[str, tuple[str, str]] = {
     "online-c10": ("online.c10", "CIFAR-10-C streams: WRN-28-10 and WRN-40-2; continual, episodic, gradual, mixed, …"),
     "online-c100": ("online.c100", "CIFAR-100-C streams: ResNeXt-29"),
-    "online-imagenet": ("online.imagenet", "ImageNet-C streams: ResNet-50, 5,000 images a corruption"),
+    "online-imagenet": ("online.imagenet", "ImageNet-C streams: ResNet-50, 5,000 images per corruption"),
     "offline": ("offline.benchmark", "PACS, Office-31 or Office-Home over epochs: ResNet-50, all tasks"),
     "generalized": ("offline.generalized", "the same cells: target, held-out source, harmonic mean"),
     "analysis": ("analysis.benchmark", "σ against A-distance, prior, sharing, layers, schemes, draws, β"),

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for results (default: out/demo)")
     parser.add_argument("--quick", action="store_true", help="seconds, on few images, in one process: for a test")
     parser.add_argument("--seeds", type=int, default=None, help="runs a row, two at least")
-    parser.add_argument("--workers", type=int, default=None, help="processes (default: one a core, four at most)")
+    parser.add_argument("--workers", type=int, default=None, help="processes (default: one per core, four at most)")
     given = parser.parse_args(arguments)
     setting = QUICK if given.quick else DemoSetting()
     if given.seeds is not None:

@@ -22,7 +22,7 @@ class DemoSetting:
         seeds: runs a row, each with its own order of images and its own noise.
         epochs: passes over the target, for the rows that learn over epochs.
         lr: their learning rate; chosen without a label by `undrift_bench.demo.choose`.
-        batch_size: images a step, where a whole domain is at hand.
+        batch_size: images per step, where a whole domain is at hand.
         target_images: how many images of the target are used; None takes all 1,797.
         held_out_images: how many of the 1,000 held-out source images; half of them pass by in the stream.
         corruptions: the domains of the stream, in order; clean images come last.

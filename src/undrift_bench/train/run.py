@@ -38,7 +38,7 @@ class TrainedSource:
         network: the same in memory, in eval mode, on the device it was trained on.
         accuracy: on the validation images, a share of 1; None where there were none.
         epoch: the epoch whose weights were kept.
-        history: one row an epoch, those before an interruption too.
+        history: one row per epoch, those before an interruption too.
         seconds: of this call, from reading images to the written file.
         curve: a PNG; None without matplotlib.
     """

@@ -4,7 +4,7 @@
     undrift bench analysis … --only prior,layers --settings cifar10-c                   # two parts, the cheap half
     undrift bench analysis … --set task=photo-cartoon --set epochs=5                    # another task, fewer epochs
 
-Offline trials run on one task of PACS (sketch → photo), streams on 1,000 images a corruption of CIFAR-10-C with
+Offline trials run on one task of PACS (sketch → photo), streams on 1,000 images per corruption of CIFAR-10-C with
 WRN-40-2, or 2,000 of CIFAR-100-C with ResNeXt-29. One seed each: differences of less than a point say nothing.
 """
 

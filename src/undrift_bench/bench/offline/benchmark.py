@@ -62,7 +62,7 @@ class Offline:
         return found
 
     def of(self, made_of: Setup, task: Task, row: MethodRow, request: Request) -> list[Cell]:
-        """Return the cells of one row in one task, one a seed."""
+        """Return the cells of one row in one task, one per seed."""
         images = IMAGES if request.tiny else made_of.dataset.images[task.target]
         count = images if request.images is None else min(images, request.images)
         row = of_task(row, task)

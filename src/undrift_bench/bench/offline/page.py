@@ -30,7 +30,7 @@ class Page:
         self.main = tuple(task for task in self.tasks if task.main)
 
     def cells(self, row: MethodRow, task: Task) -> list[Cell]:
-        """Return the cells of one row in one task, one a seed."""
+        """Return the cells of one row in one task, one per seed."""
         return self.bench.of(self.setup, task, row, self.request)
 
     def records(self, row: MethodRow, task: Task) -> list[Record]:

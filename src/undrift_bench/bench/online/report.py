@@ -60,7 +60,7 @@ class StreamTable:
         self.bench, self.store, self.request, self.network, self.setting = bench, store, request, network, setting
 
     def cells(self, row: MethodRow) -> list[Cell]:
-        """Return the cells of a line, one a seed."""
+        """Return the cells of a line, one per seed."""
         images = self.bench.count(self.setting, self.request)
         place = (self.bench.name, self.network.name, self.setting.name, row)
         return [Cell(*place, seed, images, self.request.precision) for seed in seeds_of(row, self.request.seeds)]
@@ -125,7 +125,7 @@ def figures(bench: "OnlineBenchmark", store: Store, request: Request) -> dict[st
         sizes = {name: points for name, points in sizes.items() if len(points) > 1}  # one alone is in the tables
         if sizes:
             title = f"{bench.title}, {network.title}: error against the size of a batch"
-            axes = ("images a batch", "error %")
+            axes = ("images per batch", "error %")
             drawn[f"-{network.name}-batch"] = partial(figure.lines, title=title, curves=sizes, axes=axes)
     return drawn
 

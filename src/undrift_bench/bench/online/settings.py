@@ -26,7 +26,7 @@ class StreamSetting:
         images: of each domain and severity, at most; None takes the benchmark's number.
         batch: None takes the benchmark's.
         episodic: every batch starts from the source network.
-        gather: images that a step waits for; None makes a step a batch.
+        gather: images that a step waits for; None makes one step per batch.
         balanced: these are a memory with as many of each predicted class.
     """
 

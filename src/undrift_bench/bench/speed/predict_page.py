@@ -152,7 +152,7 @@ def _way(title: str, limits: Sequence[Limit], values: Sequence[float | None]) ->
 
 
 def _delta(scores: Found, row: str) -> list[float]:
-    """Return NLL minus that of ten draws, a number a seed; none where the row is absent."""
+    """Return NLL minus that of ten draws, one number per seed; none where the row is absent."""
     if row not in scores or FULL not in scores:
         return []
     return [own - full for own, full in zip(scores[row]["nll"], scores[FULL]["nll"], strict=True)]

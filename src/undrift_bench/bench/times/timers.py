@@ -30,7 +30,7 @@ BATCHES = 25  # the first third is a warm-up
 
 @dataclass(frozen=True)
 class Taken:
-    """The time a batch, how many batches it is the median of, and what a reader of it has to know."""
+    """The time per batch, how many batches it is the median of, and what a reader of it has to know."""
 
     milliseconds: float | None
     batches: int
@@ -44,7 +44,7 @@ class Timer(Protocol):
         """Return what the cells of one line of a table have in common."""
 
     def __call__(self, cell: Cell) -> Taken:
-        """Return the time a batch of a cell."""
+        """Return the time per batch of a cell."""
 
 
 class StreamTimer:
