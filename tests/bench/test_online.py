@@ -91,7 +91,7 @@ def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
 
 def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
     alone = record(tmp_path, "norm-stats", settings=("gather-64",))
-    assert (alone["batch"], alone["gather"]) == (1, 6)  # the tiny likeness has batches of 6
+    assert (alone["batch"], alone["gather"]) == (1, 6)  # the tiny stand-in has batches of 6
     assert alone["options"]["norm_statistics"] == "train"
     assert "gather" not in record(tmp_path, "norm-stats", settings=("batch-4",))
     learned = record(tmp_path, "tent", settings=("gather-64",))

@@ -1,4 +1,4 @@
-"""Benchmarks: every method on the same footing, from one command each.
+"""Benchmarks: every method on the same footing, one command each.
 
     undrift bench                                      # the names
     undrift bench online-c10 --data FOLDER --list      # its cells, and which are finished

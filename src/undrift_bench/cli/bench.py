@@ -1,4 +1,4 @@
-"""`undrift bench`: a benchmark's missing cells in, its tables and figures out."""
+"""`undrift bench`: run missing cells of a benchmark, write its tables and figures."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -97,7 +97,7 @@ def run(
     files = {"wrn28_10": wrn2810, "resnet50_v1": resnet50}
     request = bench.Request(
         data=data,
-        # A likeness on random images must not stand where measurements are: its cells, pages and figures lie apart.
+        # A stand-in on random images must not stand where measurements are: its cells, pages and figures lie apart.
         results=results / TINY if tiny else results,
         cache=cache,
         only=_split(only),

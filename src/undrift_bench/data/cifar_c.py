@@ -1,4 +1,4 @@
-"""CIFAR-10-C and CIFAR-100-C (Hendrycks & Dietterich 2019) in Zenodo's layout: a .npy a corruption, and the labels."""
+"""CIFAR-10-C and CIFAR-100-C (Hendrycks & Dietterich 2019) in Zenodo's layout: one .npy per corruption, and labels."""
 
 from os import PathLike
 from pathlib import Path

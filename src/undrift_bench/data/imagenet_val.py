@@ -1,4 +1,4 @@
-"""ImageNet's validation images (Russakovsky et al. 2015): a tree with a folder a synset, or a tar of a part of them."""
+"""ImageNet's validation images (Russakovsky et al. 2015): one folder per synset, or a tar of a part."""
 
 from os import PathLike
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Read published data sets of several domains, and say where a copy is not what was published."""
+"""Read published data sets of several domains, and check them against their publication."""
 
 import os
 import warnings

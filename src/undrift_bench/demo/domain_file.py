@@ -1,4 +1,4 @@
-"""The domain file: what was learned about the target, saved beside the network, loaded into a fresh one, compared."""
+"""Save the demo's domain file, load it into a fresh network, and compare."""
 
 import copy
 from dataclasses import dataclass

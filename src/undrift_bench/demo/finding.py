@@ -1,4 +1,4 @@
-"""What may be said about VMP: pure functions from the seeds' numbers to sentences, free to say that it did not gain."""
+"""Turn the seeds' numbers into sentences about VMP, also if it did not gain."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""What the runs came to: numbers by row and seed, what may be said about them, and all of it as JSON."""
+"""The results of the demo: numbers by row and seed, findings, and JSON."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The rows of the first table. Each adapts the same network to the same images, and says how it does on both domains.
+"""The rows of the first table: each adapts the same network to the same images and scores both domains.
 
 Every row is made of the library's own pieces, and of nothing else. A row without noise is asked once instead of ten
 times, which changes no answer.

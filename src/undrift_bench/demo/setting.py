@@ -1,4 +1,4 @@
-"""What the demo works on: sizes, seeds and rates, the two domains, and the source network that comes with it."""
+"""The demo's sizes, seeds and rates, its two domains, and its source network."""
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files

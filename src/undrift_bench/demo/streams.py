@@ -1,4 +1,4 @@
-"""The second table: one stream of images under one corruption after the other, with no mark where one ends."""
+"""The second table: one stream under one corruption after another, without marks between them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

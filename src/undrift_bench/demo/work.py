@@ -1,4 +1,4 @@
-"""The runs of both tables, spread over processes: small tensors use one core each better than one use of them all."""
+"""Run both tables in several processes, as small tensors do best with one core each."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Source models: trained from labelled images, before anything shifts.
+"""Train source models from labelled images.
 
 `train_source` trains a network of the zoo (or the user's own) on one domain and writes ONE safetensors file that knows
 its architecture, class names and preprocessing. Killed, it goes on from its last checkpoint when called again.

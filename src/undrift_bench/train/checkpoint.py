@@ -1,4 +1,4 @@
-"""A run that was killed goes on where its last checkpoint was written.
+"""Write checkpoints of source training, and resume from them.
 
 Schedule and randomness are functions of seed and step, so weights, optimiser, best weights and figures are all there is
 to save. Written whole or not at all, read with `weights_only`: nothing in a checkpoint is executed.

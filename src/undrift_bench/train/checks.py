@@ -1,4 +1,4 @@
-"""What must hold before a run begins; every error says what was found, what was needed and what to do."""
+"""Check everything before a training run begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every choice of source training by name, and the three recipes that come with it."""
+"""The options of source training, and three recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source training with a second question, which way up each image is: what test-time training (TTT) starts from."""
+"""Train a source network with a second head for rotations, as test-time training (TTT) needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door of source training: check, train, keep the best, write one file."""
+"""Train a source model: check, train, keep the best epoch, write one file."""
 
 from __future__ import annotations
 

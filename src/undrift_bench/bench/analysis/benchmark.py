@@ -1,4 +1,4 @@
-"""`analysis`: what each choice of VMP is worth, a part a figure of the paper.
+"""`analysis`: measure each choice of VMP, one part per figure of the paper.
 
     undrift bench analysis --data FOLDER --resnet50 FILE --cache FOLDER --fast          # all parts
     undrift bench analysis … --only prior,layers --settings cifar10-c                   # two parts, the cheap half

@@ -1,4 +1,4 @@
-"""The analyses, a part a figure of the paper: what is varied, on what, and which values it takes.
+"""The parts of the analyses, one per figure of the paper: what is varied, on what, with which values.
 
 | part | what | on |
 |---|---|---|

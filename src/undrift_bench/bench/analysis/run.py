@@ -1,4 +1,4 @@
-"""One cell of an analysis: an offline or an online cell with something changed, or one that is finished elsewhere."""
+"""Run one cell of an analysis: an offline or online cell with one change, or one finished elsewhere."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The unit of work: one method, on one network, in one setting, with one seed; and one line of a table."""
+"""Cells (one method, network, setting and seed) and rows of a table."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Pictures of records: a bar a method with the published value as a mark, a heat map by domain, lines over a size."""
+"""Draw records: bars with published values, heat maps by domain, lines over a size."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Numbers of a run: scores kept on the device, time of a few batches, memory without the images, the machine."""
+"""Measure a run: scores kept on the device, time of a few batches, peak memory, the machine."""
 
 import datetime
 import math

@@ -1,4 +1,4 @@
-"""What a reader has to know of a table's rows beside their numbers, one line each."""
+"""Notes below a table, one line each."""
 
 from collections.abc import Iterable
 

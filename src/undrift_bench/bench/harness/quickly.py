@@ -1,4 +1,4 @@
-"""How a cell runs fast: bfloat16, and convolutions that choose their algorithms by trial, for whole batches only."""
+"""Run a cell fast: bfloat16, and convolution algorithms chosen by trial for full batches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What a user asks of a benchmark: which cells, with which files, on what, for how long."""
+"""A user's request to a benchmark: which cells, which files, which device, how long."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

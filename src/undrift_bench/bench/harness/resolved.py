@@ -1,4 +1,4 @@
-"""What a row comes to once every default is filled in, and a short hash of it: a changed default is another run."""
+"""Resolve every default of a row and hash it, so that a changed default makes a new run."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Run what is missing, keep what is finished, write the tables: the same for every benchmark."""
+"""Run missing cells, keep finished ones, write the tables; the same for every benchmark."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""Finished cells, a JSON file each: they accumulate, survive a kill, and merge by copying files together."""
+"""Store finished cells, one JSON file each: they accumulate, survive a kill, and merge by copying."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Say under a table how its times were measured."""
+"""Say below a table how its times were measured."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""`offline`: whole target domains, several epochs; PACS, and Office-31 or Office-Home for those who have them.
+"""`offline`: whole target domains over several epochs, on PACS, Office-31 or Office-Home.
 
     undrift bench offline --data FOLDER --resnet50 FILE --cache FOLDER --fast
     undrift bench offline --set dataset=office31 --data FOLDER --resnet50 FILE
@@ -31,7 +31,7 @@ class Offline:
 
     Attributes:
         name: as on the command line.
-        make_setup: what cells are made of, for a data set and a request; None takes the real thing, or a tiny likeness.
+        make_setup: what cells are made of, for a data set and a request; None takes the real thing, or a tiny stand-in.
     """
 
     name: str = "offline"

@@ -1,4 +1,4 @@
-"""`generalized`: what an adapted network does on its target and still does on its source, from `offline`'s cells.
+"""`generalized`: accuracy on target and source after adaptation, from `offline`'s cells.
 
 One run gives both tables: a cell of `offline` holds the accuracy on the target and on the 20 % of the source that its
 source network was not trained on.

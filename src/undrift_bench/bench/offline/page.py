@@ -1,4 +1,4 @@
-"""One data set's finished cells, as the offline and the generalized tables ask for them."""
+"""One data set's finished cells, for the offline and generalized tables."""
 
 import statistics
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ class Page:
         return None if row.control else self.dataset.published.get(paper_row(row.name))
 
     def place(self, task: Task) -> int:
-        """Return which of the paper's columns a task is: a tiny likeness has fewer tasks than the paper's table."""
+        """Return which of the paper's columns a task is: a tiny stand-in has fewer tasks than the paper's table."""
         return SETS[self.dataset.name].tasks.index(task)
 
     def complete(self, tasks: Sequence[Task]) -> bool:

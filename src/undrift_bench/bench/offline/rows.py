@@ -1,4 +1,4 @@
-"""The lines of the offline and generalized tables, and the values that each method runs with.
+"""The rows of the offline and generalized tables, and the values of each method.
 
 A method runs with its authors' values, as `undrift.methods` has them; where they give others for a data set, its
 variant of that name is taken ("nrc:office31"), and where they give others for one task of it, `OF_A_TASK` has them.

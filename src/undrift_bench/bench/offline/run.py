@@ -1,4 +1,4 @@
-"""One cell of the offline benchmarks: a copy of the source network adapts, then answers on target and source."""
+"""Run one offline cell: adapt a copy of the source network, then score it on target and source."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Images and source networks of the offline benchmarks: decoded once, trained once, shared by every cell."""
+"""Images and source networks of the offline benchmarks: decoded once, trained once, shared by all cells."""
 
 import os
 import shutil

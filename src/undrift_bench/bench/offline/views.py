@@ -1,4 +1,4 @@
-"""What a network sees of images that lie on the device as uint8: random windows in training, the centre elsewhere.
+"""Crop images that lie on the device as uint8: random windows in training, the centre otherwise.
 
 `undrift.adapt` takes a `TensorDomain` and calls its preprocessing on every batch, so a preprocessing that draws a
 window keeps the whole of an epoch on the device: nothing is decoded, copied or waited for.

@@ -1,4 +1,4 @@
-"""Methods on streams of corrupted images: what the three online benchmarks have in common."""
+"""The base of the three online benchmarks: methods on streams of corrupted images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class OnlineBenchmark:
     corruptions: tuple[str, ...] = CORRUPTIONS
 
     def scaled(self, request: Request) -> "OnlineBenchmark":
-        """Return the benchmark itself, or its tiny likeness on random images."""
+        """Return the benchmark itself, or its tiny stand-in on random images."""
         if not request.tiny:
             return self
 
@@ -79,7 +79,7 @@ class OnlineBenchmark:
         settings = request.wanted(names, request.settings or names[:1], "setting")
         known = tuple(n.name for n in self.networks)
         networks = request.wanted(known, request.networks or known, "network")
-        if request.tiny:  # one likeness stands for whichever was named
+        if request.tiny:  # one stand-in stands for whichever was named
             networks = tuple(n.name for n in here.networks)
         rows = chosen(here.rows, request.only, request.tier)
         return here._cells(request, networks, settings, rows)

@@ -1,4 +1,4 @@
-"""`online-c10`: CIFAR-10-C at severity 5, two WideResNets, and six ways in which a stream can come."""
+"""`online-c10`: CIFAR-10-C at severity 5, two WideResNets, six kinds of stream."""
 
 from undrift.images import TensorDomain
 from undrift_bench import data

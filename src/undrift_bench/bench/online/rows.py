@@ -1,4 +1,4 @@
-"""The lines of the online tables, and the values that each method runs with on each data set.
+"""The rows of the online tables, and the values of each method on each data set.
 
 Authors' values are the methods' own. Where authors give others for a data set, `undrift.methods` has a variant of that
 name ("eata:cifar100"), which is taken where it exists.

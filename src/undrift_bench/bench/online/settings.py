@@ -1,4 +1,4 @@
-"""The ways in which a stream of corrupted images can come: which images, in which order, in which batches."""
+"""The kinds of stream: which corrupted images, in which order, in which batches."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One cell of an online benchmark: a fresh copy of the network follows the stream, and is asked about clean images."""
+"""Run one online cell: a fresh copy of the network follows the stream, then answers clean images."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""The bars of `undrift bench speed`: what is divided by what, the floor under it, and what it should be.
+"""The bars of `undrift bench speed`: which ratios, their floors, and their limits.
 
 A memory bar speaks of the steps whose time it stands beside. Without CUDA graphs that is the peak of what tensors take;
 with them it is what is reserved, as a graph's own pool is in no tensor (undrift_bench.bench.speed.memory).

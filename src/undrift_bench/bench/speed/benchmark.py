@@ -1,4 +1,4 @@
-"""`speed`: what a Bayesian step costs beside Tent's, as ratios of one run on whatever machine it finds.
+"""`speed`: the cost of a Bayesian step over Tent's, as ratios within one run.
 
     undrift bench speed                          # all parts
     undrift bench speed --only steps,growth      # some of them

@@ -1,4 +1,4 @@
-"""What noise must cost at the least: bytes and operations, counted, and the time that a machine needs for them.
+"""Count the least bytes and operations that noise needs, and the time of a machine for them.
 
 The floor of a VMP step is Tent's time and that of the slower of the two: they can hide behind one another, not
 disappear. Bytes go at the machine's own copying speed. Of operations only those of ε and of what it is multiplied with

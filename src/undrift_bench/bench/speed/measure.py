@@ -1,4 +1,4 @@
-"""What one process of `undrift bench speed` measures: a step, a list of steps over sizes, or predictions.
+"""Run one measuring process of `undrift bench speed`: a step, steps over sizes, or predictions.
 
     python -m undrift_bench.bench.speed.measure DEVICE JOB
 

@@ -1,4 +1,4 @@
-"""The memory of a step: on a GPU the peaks of its allocator, on a CPU what autograd keeps for the backward pass.
+"""Measure the memory of a step: the allocator's peaks on a GPU, what autograd keeps on a CPU.
 
 A GPU's peaks are above what lay there before the network came, garbage collected and caches emptied, so that they do
 not depend on what the process did earlier. *Allocated* is what tensors take. A CUDA graph has a pool of its own, which

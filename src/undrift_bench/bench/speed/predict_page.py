@@ -1,4 +1,4 @@
-"""The tables of docs/uncertainty.md: how near `predict(mode="fast")` comes to ten draws, and what predictions cost.
+"""The tables of docs/explanation/uncertainty.md: quality of `predict(mode="fast")`, and times.
 
 They are made of what benchmarks/predict.py and benchmarks/predict_choice.py have written. Numbers of an earlier form of
 "fast" do not speak for the present one: a record names its form, and one of another form is not measured.

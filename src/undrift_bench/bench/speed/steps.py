@@ -1,4 +1,4 @@
-"""One adaptation step of each rival, as a function of a batch, for `undrift bench speed`.
+"""Adaptation steps of all rivals as functions of a batch, for `undrift bench speed`.
 
 A step is forward, KL where there is one, backward, optimiser; one sample; batch statistics in norm layers.
 """

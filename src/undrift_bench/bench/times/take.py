@@ -1,4 +1,4 @@
-"""The time per batch of finished cells, measured afterwards: alone on the machine, where cells had shared it.
+"""Measure the time per batch of finished cells afterwards, alone on the machine.
 
     undrift bench online-c10 --data FOLDER --wrn2810 FILE --fast --times
 

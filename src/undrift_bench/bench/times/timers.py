@@ -1,4 +1,4 @@
-"""What times one line of a table: the first batches of its stream, or the first steps of its adaptation.
+"""Time one row of a table: the first batches of its stream, or the first steps of its adaptation.
 
 No more is made or loaded than these need: one corruption and as many images, no scores, no clean images at the end.
 """
