@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md and docs/uncertainty.md, from made-up records: ratios by hand, bars, and what failed."""
+"""The tables of docs/explanation, from made-up records: ratios by hand, bars, and what failed."""
 
 import json
 import runpy

@@ -63,8 +63,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return inner
     if isinstance(model, nn.Module) and any(attached.key.enabled for attached in attached_to(model)):
         raise UndriftError(
-            f"this {type(model).__name__} holds a perturbed network, or is the one inside; needed: what "
-            "undrift.perturb returned. Give that; for the source's own answers: with model.off() as net."
+            f"this {type(model).__name__} contains a perturbed network, or is inside one; needed: what undrift.perturb "
+            "returned. Give that; for the source's own answers use `with model.off() as net`."
         )
     return model
 

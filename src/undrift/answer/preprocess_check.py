@@ -36,9 +36,9 @@ def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> No
         known.add(pair)
         if lines := "; ".join(unlike(model.preprocess, domain)):
             warnings.warn(
-                f"{domain.name} has other preprocessing than model.preprocess, the one this network expects ({lines}; "
-                "the model's first). Answers may be wrong in ways no error shows: give "
-                "domain.prepared(model.preprocess); where the domain's is right, set model.preprocess to it.",
+                f"{domain.name} has other preprocessing than model.preprocess, which this network expects ({lines}; "
+                "the model's first). Answers may be wrong without any error: give domain.prepared(model.preprocess), "
+                "or set model.preprocess if the domain's is right.",
                 UndriftWarning,
                 stacklevel=stacklevel,
             )

@@ -19,7 +19,7 @@ def read_labels(path: Path) -> Array:
     except BROKEN_ARRAY as error:
         raise DataError(
             f"{path} cannot be read ({error}); needed: a .npy of whole numbers, one label per image. Copy it again, "
-            "or save it anew: numpy.save(path, labels.astype(int))."
+            "or save it again: numpy.save(path, labels.astype(int))."
         ) from error
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         kind = "text" if labels.dtype.kind in "US" else str(labels.dtype)

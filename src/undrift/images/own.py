@@ -14,7 +14,7 @@ from undrift.images.tar import tar_sources
 from undrift.images.tree import contents, folder_sources
 
 LAYOUT = (
-    "a folder or an uncompressed .tar of images, a .txt with one path a line, a .npy of uint8 N×H×W×3, or an image "
+    "a folder or an uncompressed .tar of images, a .txt with one path per line, a .npy of uint8 N×H×W×3, or an image "
     f"({', '.join(ending.removeprefix('.') for ending in ENDINGS)})"
 )
 
@@ -60,5 +60,5 @@ def _listed(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text ({error}); needed: one path a line, in UTF-8. Write it again.") from error
+        raise DataError(f"{path} is not text ({error}); needed: one path per line, in UTF-8. Save it so.") from error
     return [line if is_image(line) else re.sub(r"\s+\d+$", "", line) for line in lines if line]

@@ -95,8 +95,8 @@ class History:
             named = f" (at {places(self.bad_images)})" if self.bad_images else ""
             warnings.warn(
                 f"{len(self.bad_images)} images hold NaN or infinity and were skipped{named}; {self.bad_steps} steps "
-                "were not made, their loss or gradient not finite. The others went on. Mend or leave out the images "
-                "in history.bad_images; for steps, lower the learning rate.",
+                "were not made, because loss or gradient was not finite. Correct or leave out the images in "
+                "history.bad_images; if steps were not made, lower the learning rate.",
                 UndriftWarning,
                 stacklevel=stacklevel,
             )

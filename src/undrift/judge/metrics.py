@@ -147,8 +147,8 @@ def check(probs: Tensor, labels: Tensor) -> None:
         )
     if probs.ndim != 2 or len(probs) != len(labels):
         raise DataError(
-            f"predictions of shape {tuple(probs.shape)} meet {len(labels)} labels; needed: a row of probabilities a "
-            "label. Let the loader yield images with their own labels."
+            f"predictions of shape {tuple(probs.shape)} meet {len(labels)} labels; needed: one row of probabilities "
+            "per label. Let the loader yield images with their own labels."
         )
     if not len(labels):
         return

@@ -180,7 +180,7 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
         if _labels(found) != labels:
             raise DataError(
                 f"{name} has the domains {', '.join(_labels(found))}, the first report {', '.join(labels)}; needed: "
-                "the same ones in each. Draw them in pictures of their own."
+                "the same ones in each. Draw them separately."
             )
         colour, errors = COLOURS[i % len(COLOURS)], [100 * r.scores.error for r in found.of("target")]
         where = [at + (i - (len(named) - 1) / 2) * width for at in range(len(labels))]

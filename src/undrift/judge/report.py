@@ -130,7 +130,7 @@ def join(reports: Iterable[Report]) -> Report:
     given = list(reports)
     if not given or len({r.setting for r in given}) != 1:
         found = ", ".join(r.setting for r in given) or "nothing"
-        raise DataError(f"{found} cannot be joined; needed: reports of one setting. Join each setting by itself.")
+        raise DataError(f"{found} cannot be joined; needed: reports of one setting. Join each setting separately.")
     keys = [(x.task, x.role, x.domain) for r in given for x in r.results]
     if len(set(keys)) < len(keys):
         twice = next(k for k in keys if keys.count(k) > 1)

@@ -89,8 +89,8 @@ class Fisher(Keeper):
         if wrong := [name for name, value in self.importance.items() if not bool(value.isfinite().all())]:
             raise DataError(
                 f"the squared gradients of the source images' loss are not finite in {wrong[0]} ({len(wrong)} in all); "
-                "the Fisher term needs finite ones. Look at what the network answers to the source images: their "
-                "preprocessing may be another than its own, or half precision too narrow."
+                "the Fisher term needs finite ones. Check the network's answers to the source images: they may be "
+                "preprocessed differently, or overflow in half precision."
             )
 
     def _batches(self) -> Iterator[Tensor]:

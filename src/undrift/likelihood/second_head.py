@@ -46,13 +46,12 @@ class After(nn.Module):
         except Exception as error:
             if isinstance(error, UndriftError | torch.OutOfMemoryError):
                 raise
-            # Most likely code of the network's own forward, between or before its modules: it sees features in the
-            # place of images, and cannot be left out as a module can.
+            # Most likely code in the network's own forward: unlike a module it cannot be left out, and it gets features
+            # in place of images.
             raise OptionError(
                 f"what comes after split={self.split!r} cannot be run by itself ({type(error).__name__}: {error}); "
-                "needed: that the forward pass does nothing up to the split, outside of modules, but what its output "
-                f"of shape {tuple(features.shape)} can take, too. Put such operations into an nn.Module, name another "
-                "split=…, or give a head of your own: head=…"
+                "needed: a forward pass whose code outside of modules also works on the split's output, of shape "
+                f"{tuple(features.shape)}. Put such code into an nn.Module, name another split=…, or give head=…"
             ) from error
         finally:
             self._features.clear()

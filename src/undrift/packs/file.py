@@ -122,7 +122,7 @@ def load(
         # Before the network is perturbed, as a warning may be an error.
         warnings.warn(
             f"{file.path.name} was learned with other preprocessing than yours ({'; '.join(lines)}; the file's first). "
-            "Predictions will be wrong in ways no error shows: use model.preprocess, or adapt again with yours.",
+            "Predictions will be wrong without any error: use model.preprocess, or adapt again with yours.",
             UndriftWarning,
             stacklevel=2,
         )

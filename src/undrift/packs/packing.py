@@ -52,7 +52,7 @@ def unpack(place: Path) -> tuple[bytes, dict[str, str]]:
             if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
                 raise DataError(
                     f"{place} is a pickle or a PyTorch file; needed: a domain file written by undrift.save. undrift "
-                    "unpickles nothing; where this is the source network's checkpoint, load it into `net` first."
+                    "unpickles nothing; if this is the source network's checkpoint, load it into `net` first."
                 )
             if start[8:] != b"{" or not 1 < length <= _LONGEST_HEADER:
                 raise damaged(place, "it does not begin as a safetensors file does")
@@ -85,7 +85,7 @@ def _table(place: Path, header: bytes) -> dict[str, Any]:
     if not isinstance(texts, dict) or "undrift_format" not in texts:
         raise DataError(
             f"{place} is a safetensors file, but no domain file: its header does not say `undrift_format`. Needed: a "
-            "file written by undrift.save. Where this is a checkpoint, load it into `net` first."
+            "file written by undrift.save. If this is a checkpoint, load it into `net` first."
         )
     if texts["undrift_format"] != str(VERSION):
         raise DataError(

@@ -221,8 +221,8 @@ def warn_if_unsound(norms: Sequence[Norm]) -> None:
     if bad:
         warnings.warn(
             f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
-            "needed: finite statistics, as adaptation starts from them. Load its weights anew, in float32, or "
-            'perturb with norm_statistics="batch", which does not look at them.',
+            "needed: finite statistics, as adaptation starts from them. Load the weights again, in float32, or "
+            'perturb with norm_statistics="batch", which does not use them.',
             UndriftWarning,
             stacklevel=3,
         )

@@ -42,5 +42,5 @@ def refuse_second(net: nn.Module) -> None:
             raise CannotPerturb(
                 f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
                 "Use the perturbed network you have, or take it off first: model.remove(), or undrift.remove(net) "
-                "where nobody has the model any more, or where this is a copy, which carries the noise too."
+                "if the model is gone, or if this is a copy, which carries the noise too."
             )

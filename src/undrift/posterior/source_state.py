@@ -67,8 +67,8 @@ class SourceState:
         few = ", ".join(name for name, _ in gone[:3]) + (", …" if len(gone) > 3 else "")
         warnings.warn(
             f"{len(gone)} weights of the source network ({few}) were written to or replaced inside `with "
-            "model.off():`; needed: those that perturb saw, as σ, the prior and the norm statistics, which were put "
-            "back, belong to them. For other weights: net = model.remove(), load them, undrift.perturb(net).",
+            "model.off():`; needed: unchanged weights, because σ, the prior and the norm statistics belong to them. "
+            "For other weights: net = model.remove(), load them, undrift.perturb(net).",
             UndriftWarning,
             stacklevel=5,
         )

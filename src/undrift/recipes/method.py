@@ -131,8 +131,8 @@ class Method:
             if name not in known:
                 raise OptionError(
                     f"{self.name} has no setting {name!r}{_suggest(name, known)}; beside the options "
-                    f"(docs/options.md) it takes {', '.join(self.settings()) or 'none'}. Correct the name, or leave it "
-                    "out."
+                    f"(docs/reference/options.md) it takes {', '.join(self.settings()) or 'none'}. Correct the name, "
+                    "or leave it out."
                 )
         makers = (self.likelihood, *self.keepers)
         if wrong := [problem for make in makers for problem in _wrong(make, settings)]:

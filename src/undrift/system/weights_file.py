@@ -106,7 +106,7 @@ def _torch(path: Path) -> dict[str, Tensor]:
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a file of weights alone ({type(error).__name__}); needed: a state_dict, as undrift never "
-            "runs code out of a checkpoint. Where you trust it, load it yourself and save its state_dict()."
+            "runs code out of a checkpoint. If you trust it, load it yourself and save its state_dict()."
         ) from error
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

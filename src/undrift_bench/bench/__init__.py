@@ -50,7 +50,7 @@ Then add its line to `NAMES`. `online.py` is a whole one; `table1.py` is one wit
 3. Every method has the same budget for that: one value changed at a time, at most six values of it, on WRN-40-2.
 4. What does not land where it was published is explained, not tuned.
 
-`tent-ft`'s rate was found otherwise, and confirmed by this rule since; docs/benchmarks.md and the tables say so.
+`tent-ft`'s rate was found in another way and later confirmed by this rule (docs/explanation/how-numbers-are-made.md).
 """
 
 import importlib

@@ -23,7 +23,7 @@ ROIDS = (
     "little of how sure it is."
 )
 
-# What readers have to know of a row's values; see docs/benchmarks.md.
+# What readers have to know of a row's values; see docs/explanation/how-numbers-are-made.md.
 NOTES = {
     "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error); the "
     "search on development images takes the same (benchmarks/rates.py).",
