@@ -18,6 +18,7 @@ def logits(output: Any) -> Tensor:
     logits cannot be told from others: do not adapt such a network with these likelihoods, which all apply one softmax.
 
     Examples:
+        >>> import torch
         >>> logits({"logits": torch.zeros(4, 10)}).shape
         torch.Size([4, 10])
     """

@@ -5,12 +5,12 @@
     undrift bench online-c10 --data FOLDER --fast --deadline 600
 
 A **cell** is one method on one network in one setting with one seed in one precision. Its numbers are a small JSON file
-under `--results`; a finished cell is not run again while its method stays what it is, so a benchmark grows over days
-and machines, and merging is copying files. Tables and figures are written from the cells that there are; what is
-missing is "not run".
+under `--results`. A finished cell is not run again unless its method changes, so a benchmark grows over days and
+machines, and merging is copying files. Tables and figures are written from the existing cells; missing ones are "not
+run".
 
-**Writing one.** Say which lines the table has (`MethodRow`), which cells were asked for, and how one cell is run; `run`
-does the rest: order, deadline, errors, files.
+**Writing one.** Give the rows of the table (`MethodRow`), the cells of a request, and a function that runs one cell;
+`run` does the rest: order, deadline, errors, files.
 
     class Flips:                                                   # satisfies `Benchmark`
         name = "flips"
@@ -40,9 +40,9 @@ does the rest: order, deadline, errors, files.
 
     benchmark = Flips()                                            # what `NAMES` leads to
 
-Then add its line to `NAMES`. `online.py` is a whole one; `table1.py` is one without cells, a plain function.
+Then add it to `NAMES`. `online/` is a complete example; `table1.py` is a plain function without cells.
 
-**How hyper-parameters are chosen.** By this rule, without a look at the target's labels:
+**How hyper-parameters are chosen,** without the target's labels:
 
 1. A method runs with its authors' values, for the data set at hand where they give some ("eata:cifar100").
 2. What authors left open is chosen on the three development corruptions (speckle noise, Gaussian blur, saturate), which

@@ -1,12 +1,12 @@
 """Choose the demo's learning rate without a label: `python -m undrift_bench.demo.choose`, a minute or two.
 
-The library's rate over epochs (2e-3) is for a pretrained backbone; a network of 61 k weights trained from nothing may
-need another. Of 1, 10 and 100 times that rate the demo takes the one with the most information,
+The library's rate over epochs (2e-3) is for a pretrained backbone; a small network trained from scratch may need
+another. Of 1, 10 and 100 times that rate the demo takes the one with the most information,
 
     H(mean of p) − mean of H(p),
 
-on the unlabelled target, added up over the rows that learn over epochs, none of them collapsed: the number by which
-`undrift.adapt(keep="best")` compares epochs. It is one rate for all rows, so none can be favoured by its own.
+on the unlabelled target, summed over the rows that learn over epochs, if none of them collapses.
+`undrift.adapt(keep="best")` compares epochs by the same number. All rows share one rate, so none is favoured.
 """
 
 import warnings

@@ -31,7 +31,7 @@ class Gain:
 
     @property
     def doubt(self) -> float:
-        """The larger of the two; three seeds may agree by chance on a difference of six images."""
+        """The larger of the two, as three seeds may agree on a small difference by chance."""
         return max(self.deviation, self.error)
 
     @property

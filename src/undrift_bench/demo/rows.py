@@ -1,7 +1,6 @@
 """The rows of the first table: each adapts the same network to the same images and scores both domains.
 
-Every row is made of the library's own pieces, and of nothing else. A row without noise is asked once instead of ten
-times, which changes no answer.
+Every row uses only the library. Rows without noise answer with one pass instead of ten draws, which changes nothing.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,9 +1,9 @@
 """Train source models from labelled images.
 
-`train_source` trains a network of the zoo (or the user's own) on one domain and writes ONE safetensors file that knows
-its architecture, class names and preprocessing. Killed, it goes on from its last checkpoint when called again.
+`train_source` trains a network of the zoo (or the user's own) on one domain and writes one safetensors file with its
+architecture, class names and preprocessing. After a kill the same call continues from the last checkpoint.
 
-    >>> from undrift import data
+    >>> from undrift_bench import data
     >>> from undrift_bench.train import load_source, train_preset, train_source
     >>> digits = data.digits("mnist")                                                       # doctest: +SKIP
     >>> train_source(digits, "mnist.safetensors", "digits").accuracy                        # doctest: +SKIP
@@ -14,7 +14,7 @@ its architecture, class names and preprocessing. Killed, it goes on from its las
     >>> network, header = load_source("photo.safetensors")                                  # doctest: +SKIP
     >>> header.class_names, header.preprocess                                               # doctest: +SKIP
 
-Read `_run.py` first, then `_loop.py`.
+Read `run.py` first, then `epoch.py`.
 """
 
 from undrift_bench.train.epoch import Epoch

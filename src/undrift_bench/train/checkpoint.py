@@ -85,7 +85,7 @@ def save(path: Path, run: Mapping[str, Any], loop: Loop, best: Best, history: li
 
 @dataclass
 class CheckpointWriter:
-    """Writes a run's checkpoints. One that cannot be written is a warning, once: the epochs are still in memory."""
+    """Writes a run's checkpoints; if one cannot be written, it warns once and training continues."""
 
     path: Path
     run: Mapping[str, Any]

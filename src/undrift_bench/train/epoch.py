@@ -29,7 +29,7 @@ class AsksMore(Protocol):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch came to.
+    """The figures of one epoch.
 
     Attributes:
         epoch: counted from 1.

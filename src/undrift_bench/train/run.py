@@ -31,7 +31,7 @@ from undrift_bench.train.source_file import SourceHeader, write_source
 
 @dataclass(frozen=True, eq=False)
 class TrainedSource:
-    """What a run came to.
+    """The result of a training run.
 
     Attributes:
         path: the source model, to be loaded with `undrift_bench.train.load_source` or `undrift_bench.zoo.load`.

@@ -21,16 +21,16 @@ class MethodRow:
     """One line of a table.
 
     Attributes:
-        name: short and stable, as finished cells are found by it; plain letters, as files are called by it.
+        name: short and stable; finished cells and their files are named by it.
         method: a name that `undrift.methods.get` knows.
         settings: what is changed from that method's own values.
         tier: "A" runs with every seed, "B" with the first alone.
-        control: says that the line is there to check another one.
-        cost: time of a step in steps of Tent, roughly; for the guess of how long an unknown cell takes.
+        control: whether the row checks another one.
+        cost: rough time of a step over Tent's, to guess the time of an unknown cell.
         why: for a control, what it asks.
         title: what tables call it; empty is the name.
-        note: what a reader of its number has to know; a footnote of the tables.
-        loop: the one that runs it: "stream" or "adapt".
+        note: a footnote of the tables.
+        loop: "stream" or "adapt".
     """
 
     name: str
@@ -87,8 +87,7 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """What a finished record has to agree with to be this cell's.
 
-        `resolved` is a hash of all that the row comes to with every default filled in: where a default changes, the
-        record is of another method, and the cell is run again.
+        `resolved` is a hash of the row with every default filled in: if a default changes, the cell is run again.
         """
         from undrift_bench.bench.harness.resolved import fingerprint  # imports every method
 
@@ -111,7 +110,7 @@ def seeds_of(row: MethodRow, seeds: int) -> range:
 def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> list[MethodRow]:
     """Return the rows asked for: of a tier, by name, or by a method's name with or without its variant (no control).
 
-    A name that no row answers to is an error: the call would run nothing, or less than was meant.
+    A name without a row is an error, as the call would run less than was meant.
     """
     known = list(dict.fromkeys(name for row in rows for name in (row.name, *sorted(_names(row)))))
     for name in only:

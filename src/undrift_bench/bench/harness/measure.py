@@ -56,7 +56,7 @@ class _Kept(Tally):
 
 
 class Clock:
-    """The median time of a few calls after a warm-up; the device is waited for in these alone."""
+    """The median time of a few calls after a warm-up; only these wait for the device."""
 
     def __init__(self, device: torch.device, calls: int) -> None:
         self.device = device
@@ -89,10 +89,10 @@ class Clock:
 
 
 class PeakMemory:
-    """The peak of device memory from here on, images that lie there anyway not counted; None on a CPU."""
+    """The peak of device memory from here on, without images that are already there; None on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start to look, before the network is on the device."""
+        """Start measuring, before the network is on the device."""
         self.device, self._before = device, 0
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -119,7 +119,7 @@ def laps(call: Callable[[], object], device: torch.device, count: int) -> list[f
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

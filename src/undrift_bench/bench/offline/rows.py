@@ -1,8 +1,8 @@
 """The rows of the offline and generalized tables, and the values of each method.
 
-A method runs with its authors' values, as `undrift.methods` has them; where they give others for a data set, its
-variant of that name is taken ("nrc:office31"), and where they give others for one task of it, `OF_A_TASK` has them.
-They give none for PACS: methods run there as on Office-Home. The paper's β is SHOT's own, 0.3.
+A method runs with its authors' values, as in `undrift.methods`: with those for the data set if there is such a variant
+("nrc:office31"), and with those for a single task if `OF_A_TASK` has them. For PACS there are none, so methods run as
+on Office-Home. The paper's β is SHOT's, 0.3.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """The tables of docs/explanation/uncertainty.md: quality of `predict(mode="fast")`, and times.
 
-They are made of what benchmarks/predict.py and benchmarks/predict_choice.py have written. Numbers of an earlier form of
-"fast" do not speak for the present one: a record names its form, and one of another form is not measured.
+They are made from the records of benchmarks/predict.py and benchmarks/predict_choice.py. A record names its form of
+"fast"; numbers of an earlier form count as not measured.
 """
 
 import statistics

@@ -2,7 +2,7 @@
 
     undrift bench online-c10 --data FOLDER --wrn2810 FILE --fast --times
 
-A line of a table needs one: the first seed that is finished gets it, with a record of how it was timed.
+Each row of a table needs one time: its first finished seed gets it, with a record of how it was taken.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Time one row of a table: the first batches of its stream, or the first steps of its adaptation.
 
-No more is made or loaded than these need: one corruption and as many images, no scores, no clean images at the end.
+Only what these need is loaded: one corruption and enough images, no scores, no clean images at the end.
 """
 
 import gc
