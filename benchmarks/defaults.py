@@ -4,7 +4,7 @@ They are chosen here on the three development corruptions (speckle noise, Gaussi
 the fifteen that results are reported on: one value changes at a time, the rest stays at the `"paper"` preset. The last
 column is no part of the choice: the first three batches of `contrast`, on which a noisy first layer fails.
 
-WRN-40-2 (../shared/data/cifar10), entropy, one step a batch of 200, continual over the three corruptions with 2,000
+WRN-40-2 (../shared/data/cifar10), entropy, one step per batch of 200, continual over the three corruptions with 2,000
 images each, ten draws an answer; three seeds of the noise, mean ± standard deviation.
 On a CPU, the norm rows alone: --images 800 --seeds 1 --draws 2 --only norm.
 

@@ -40,8 +40,8 @@ import undrift
 from undrift.images.corrupt import DEVELOPMENT, corrupt
 from undrift.system.atomic import write_text
 from undrift_bench import data, zoo
+from undrift_bench.bench.harness.cell import NO_NOISE
 from undrift_bench.bench.harness.measure import machine
-from undrift_bench.bench.offline.rows import NO_NOISE
 from undrift_bench.bench.online.corrupted import development
 
 BATCH, CONTRAST = 200, 600

@@ -40,10 +40,9 @@ from undrift.posterior.state import keeping_noise
 from undrift.posterior.statistics import own_statistics
 from undrift.system.atomic import write_text
 from undrift.system.progress import Bar
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.cell import NO_NOISE, Cell, MethodRow
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.request import Request
-from undrift_bench.bench.offline.rows import NO_NOISE
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.offline.sets import SETS
 from undrift_bench.bench.offline.sources import setup
@@ -96,7 +95,7 @@ def ran(adapting: Adapting, setting: str, noise: str, look: str, seed: int) -> d
     """Return what one run ends with, and the part of its labels that is right, epoch by epoch."""
     truth, right = adapting.images(adapting.setup.dataset.task(setting).target).labels, list[list[float]]()
     assert truth is not None, "a benchmark's images have labels"
-    row = Row(f"{noise}-{look}", "vmp-shot:paper", NOISE[noise])
+    row = MethodRow(f"{noise}-{look}", "vmp-shot:paper", NOISE[noise])
     with looked_at_by(look, truth.cpu(), right), Bar("look-why", 1, False) as bar:
         found = adapting(Cell("look-why", "resnet50", setting, row, seed, len(truth)), bar)
     names = ("accuracy", "nll", "ece", "source_accuracy", "seconds")

@@ -13,7 +13,7 @@ Hardware:  written into each cell and above each table; meant for one GPU. Decod
            --cache and on the device, source networks under --cache/sources: trained once for each domain and seed.
 Seeds:     0, 1, 2 for tier A (photo and sketch as sources), 0 for the rest. A seed has its own 80/20 split, source
            network, order of images and noise.
-Output:    offline.json, .md, .png, and a JSON file a cell, under --results. `generalized` reads the same cells.
+Output:    offline.json, .md, .png, and a JSON file per cell, under --results. `generalized` reads the same cells.
 """
 
 import sys

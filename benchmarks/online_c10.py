@@ -9,7 +9,7 @@ Command:   python benchmarks/online_c10.py --data FOLDER --wrn2810 FILE --fast [
 Hardware:  written into each cell and above each table; meant for one GPU, --images 200 --networks wrn40_2 for a CPU.
 Seeds:     0, 1, 2 for tier A, 0 for tier B. Seed 0 takes the test images in their order, others permute them within
            each corruption; the seed is also that of the method's own noise. Corrupted images are the same for all.
-Output:    online-c10.json, .md, a figure for each network and setting, and a JSON file a cell, under --results.
+Output:    online-c10.json, .md, a figure for each network and setting, and a JSON file per cell, under --results.
 """
 
 import sys

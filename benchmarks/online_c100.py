@@ -8,7 +8,7 @@ Command:   python benchmarks/online_c100.py --data FOLDER --fast [--deadline SEC
            resnext29.safetensors).
 Hardware:  written into each cell and above each table; meant for one GPU, --images 200 for a CPU.
 Seeds:     0, 1, 2 for tier A, 0 for tier B; see benchmarks/online_c10.py.
-Output:    online-c100.json, .md, a figure, and a JSON file a cell, under --results.
+Output:    online-c100.json, .md, a figure, and a JSON file per cell, under --results.
 """
 
 import sys

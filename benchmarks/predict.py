@@ -62,7 +62,7 @@ def fast(model: undrift.Perturbed, x: Tensor, batch: int, seed: int) -> undrift.
 
 
 def quality(net: nn.Module, x: Tensor, labels: Tensor, seeds: int) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Return the scores of each row under each setting, a number a seed."""
+    """Return the scores of each row under each setting, a number per seed."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for setting, changes in SETTINGS.items():
         found[setting] = {row: {"nll": [], "error": [], "ece": [], "mutual_info": []} for row in ROWS}

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from undrift_bench.bench import Benchmark, Cell, Request, Row, Store, about, find, in_its_precision
+from undrift_bench.bench import Benchmark, Cell, MethodRow, Request, Store, about, find, in_its_precision
 from undrift_bench.bench.harness.notes import not_source_free
 from undrift_bench.bench.harness.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, marked
 from undrift_bench.bench.harness.table import markdown as table
@@ -26,7 +26,7 @@ from undrift_bench.bench.offline.benchmark import benchmark as offline
 from undrift_bench.bench.offline.page import Page, title
 from undrift_bench.bench.offline.sets import SETS, Task
 from undrift_bench.bench.online import report
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.speed import page as speed
 from undrift_bench.bench.speed import predict_page as predict
 from undrift_bench.bench.speed.benchmark import GPU
@@ -50,9 +50,9 @@ def online(name: str, request: Request, only: tuple[str, ...] = (), records: str
         records: path from the page to the folder of records.
     """
     bench = find(name)
-    assert isinstance(bench, Online)
+    assert isinstance(bench, OnlineBenchmark)
     request = in_its_precision(bench, Store(request.results / name), request)
-    part = report.Part(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
+    part = report.StreamTable(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
     heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
     run = [row for row in bench.rows if part.records(row)]
     if not run:
@@ -218,22 +218,22 @@ def _seeds(found: list[Cell], store: Store) -> tuple[str, str]:
     return ", ".join(finished), ", ".join(name for name, count in done.items() if not count) or "–"
 
 
-def main_rows(rows: list[Row]) -> list[Row]:
+def main_rows(rows: list[MethodRow]) -> list[MethodRow]:
     """Return all rows where a table has room for them, else those of the first tier."""
     return rows if len(rows) <= MOST else [row for row in rows if row.tier == "A"][:MOST]
 
 
-def _leader(column: Column, rows: list[Row], part: report.Part) -> Row:
+def _leader(column: Column, rows: list[MethodRow], part: report.StreamTable) -> MethodRow:
     """Return the row with the least number in a column: whoever leads is shown, of whatever tier."""
 
-    def mean(row: Row) -> float:
+    def mean(row: MethodRow) -> float:
         numbers = [n for record in part.records(row) if (n := column.take(record)) is not None]
         return statistics.fmean(numbers) if numbers else math.inf
 
     return min(rows, key=mean)
 
 
-def _three(page: Page, row: Row, task: Task) -> str:
+def _three(page: Page, row: MethodRow, task: Task) -> str:
     records = page.records(row, task)
     if not records:
         return NOT_RUN
@@ -243,14 +243,14 @@ def _three(page: Page, row: Row, task: Task) -> str:
     )
 
 
-def _left(rows: int, run: list[Row], shown: list[Row], pages: list[str], records: str) -> str:
+def _left(rows: int, run: list[MethodRow], shown: list[MethodRow], pages: list[str], records: str) -> str:
     """Return a line that says what the table does not show."""
     links = " and ".join(f"[{name}.md]({records}/{name}.md)" for name in pages)
     more = f"{len(run) - len(shown)} more rows that were run: {links}." if len(run) > len(shown) else f"Whole: {links}."
     return f"{rows - len(run)} of {rows} rows are not run yet. {more}" if rows > len(run) else more
 
 
-def _below(shown: list[Row], lines: list[str], left: str) -> str:
+def _below(shown: list[MethodRow], lines: list[str], left: str) -> str:
     """Return what stands under a table: lines of its own, which rows are not purely source-free, what is not shown."""
     lines = lines + [f"- {line}" for line in not_source_free(shown)]
     return "\n".join([*lines, "", left] if lines else [left])

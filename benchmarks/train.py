@@ -10,12 +10,12 @@ the images that picked the epoch, as SHOT's protocol has it.
 Measured, uncompiled, beside other work: 91.1 % in 146 s (results/train-rotation.json).
 
 Predicted before the first run:
-    WRN-28-10: 31.5 GFLOP an image and step, 47,500 images an epoch. A prototype's step of all weights took 19 ms
+    WRN-28-10: 31.5 GFLOP an image and step, 47,500 images per epoch. A prototype's step of all weights took 19 ms
     for 200 images (H200, channels-last bf16, uncompiled), which comes to 330 TFLOP/s: 4.5 s an epoch uncompiled, 4.0 s
     compiled. 36 epochs 145 s, compiling 45 s, sheets 6 s, seven checkpoints of 440 MB 7 s, nine validations 2 s: 205 s.
     95.3 %.
     WRN-40-2 with the head, each image seen five times a step: 12 epochs, 91 %; six, tried before, had 87.2 %.
-    Photo: 23 steps an epoch at 17 ms and a validation of 0.1 s: 0.5 s an epoch. 20 epochs 10 s, decoding 4 s,
+    Photo: 23 steps per epoch at 17 ms and a validation of 0.1 s: 0.5 s an epoch. 20 epochs 10 s, decoding 4 s,
     cuDNN's tuning 3 s, weights 1 s: 18 s. 98.5 %.
 
 Command, without installing:

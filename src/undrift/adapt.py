@@ -20,7 +20,7 @@ from undrift.loop.resume import mark_of
 from undrift.loop.unlabelled import Unlabelled, unlabelled_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.scheme import perturb_plain
+from undrift.recipes.perturb_plain import perturb_plain
 from undrift.system import atomic
 from undrift.system.progress import Bar
 

@@ -188,7 +188,7 @@ def _ask(
         names, outputs = getattr(model, "classes", None), prediction.probs.shape[1]
         if isinstance(model, Perturbed) and names is not None and len(names) != outputs:
             raise DataError(
-                f"the network has {outputs} outputs and {len(names)} class names; needed: a name an output, in their "
+                f"the network has {outputs} outputs and {len(names)} class names; needed: a name per output, in their "
                 "order. Correct model.classes."
             )
         return prediction

@@ -19,9 +19,9 @@ from undrift.posterior.attached import Hook, attached_to
 from undrift.posterior.compiler import guard_hooks
 from undrift.posterior.meta_tensors import refuse_empty
 from undrift.posterior.noise import Noise, Rerun
-from undrift.posterior.perturbed import Perturbed, slot
+from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_network
-from undrift.posterior.select import Choice, choose, matching, plain_name
+from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained
 from undrift.posterior.tied import held_weights, refuse_crosswise
 from undrift.system.validate import generator_or_seed

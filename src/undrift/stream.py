@@ -23,7 +23,7 @@ from undrift.loop.optimise import make_optimiser
 from undrift.loop.streaming import Stream
 from undrift.options import Answer, _suggest
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.scheme import perturb_plain
+from undrift.recipes.perturb_plain import perturb_plain
 from undrift.system.progress import Bar
 from undrift.system.validate import number_from
 

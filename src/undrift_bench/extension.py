@@ -1,4 +1,4 @@
-"""What this package adds to the command line of undrift (see `undrift.cli.extensions`)."""
+"""What this package adds to undrift's command line (see `undrift.cli.extensions`)."""
 
 import dataclasses
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from undrift_bench.bench import Request, Store
 from undrift_bench.bench.analysis.benchmark import Analysis
 from undrift_bench.bench.analysis.parts import BETAS, DRAWS_IN_TEST, SCALES, STAGES, parts
 from undrift_bench.bench.analysis.run import same_run
-from undrift_bench.bench.harness.cell import Row
+from undrift_bench.bench.harness.cell import MethodRow
 from undrift_bench.bench.harness.run import run
 from undrift_bench.bench.offline.benchmark import Offline
 
@@ -80,12 +80,12 @@ def test_parts_and_data_are_chosen_by_name():
 
 
 def test_rows_are_the_same_run_however_they_are_written():
-    plain = Row("a", "vmp-shot:paper")
-    assert same_run(plain, Row("b", "vmp-shot", {"beta": 0.3, "train_samples": 1}))
-    assert not same_run(plain, Row("b", "vmp-shot", {"beta": 0.5}))
-    assert not same_run(plain, Row("b", "vmp-shot", {"train_samples": 2}))
-    assert not same_run(Row("a", "shot"), Row("b", "shot-bn"))
-    assert same_run(Row("a", "eta"), Row("b", "eta"))
+    plain = MethodRow("a", "vmp-shot:paper")
+    assert same_run(plain, MethodRow("b", "vmp-shot", {"beta": 0.3, "train_samples": 1}))
+    assert not same_run(plain, MethodRow("b", "vmp-shot", {"beta": 0.5}))
+    assert not same_run(plain, MethodRow("b", "vmp-shot", {"train_samples": 2}))
+    assert not same_run(MethodRow("a", "shot"), MethodRow("b", "shot-bn"))
+    assert same_run(MethodRow("a", "eta"), MethodRow("b", "eta"))
 
 
 def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):

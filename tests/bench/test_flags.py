@@ -12,7 +12,7 @@ from undrift.cli import main
 from undrift_bench.bench import NAMES, Request, find
 from undrift_bench.bench.harness.request import CELLS as WITH_CELLS
 from undrift_bench.bench.harness.request import EXTRA, OPTIONS, WEIGHTS, TooLate
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 
 INSTEAD = ("--list", "--tables", "--times")
 TOGETHER = [flags for count in (2, 3) for flags in combinations(INSTEAD, count)]
@@ -246,7 +246,7 @@ def test_one_line_of_what_a_machine_has_serves_every_benchmark_with_cells(name: 
 
 def test_the_tables_of_what_is_read_name_what_there_is() -> None:
     assert {reader for table in (OPTIONS, WEIGHTS) for readers in table.values() for reader in readers} <= set(NAMES)
-    online = {name: found for name in NAMES if isinstance(found := find(name), Online)}
+    online = {name: found for name in NAMES if isinstance(found := find(name), OnlineBenchmark)}
     for name, found in online.items():
         assert {network for network, readers in WEIGHTS.items() if name in readers} == {n.name for n in found.networks}
 

@@ -15,15 +15,15 @@ from undrift.system.progress import Bar
 from undrift_bench.bench import Cell, Request, Store, find
 from undrift_bench.bench.harness.networks import tiny_data
 from undrift_bench.bench.harness.run import run
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.report import resets
 from undrift_bench.bench.online.settings import CONTINUAL, plan
 from undrift_bench.bench.online.streaming import SOURCE_IMAGES, Streaming
 
 
-def online() -> Online:
+def online() -> OnlineBenchmark:
     found = find("online-c10")
-    assert isinstance(found, Online)
+    assert isinstance(found, OnlineBenchmark)
     return found
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from undrift import OptionError, methods
 from undrift.system.progress import Bar
-from undrift_bench.bench import Cell, Request, Row, Store, chosen, find, listing
+from undrift_bench.bench import Cell, MethodRow, Request, Store, chosen, find, listing
 from undrift_bench.bench.harness.resolved import canonical, fingerprint, resolved
 from undrift_bench.bench.harness.run import run, tables
 from undrift_bench.bench.harness.table import footnotes, marked, several_sources
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 
 ROOT = Path(__file__).parents[2]
-CELL = Cell("b", "net", "main", Row("tent", "tent"), 0, 10)
+CELL = Cell("b", "net", "main", MethodRow("tent", "tent"), 0, 10)
 
 
 class Plain:
@@ -131,7 +131,7 @@ def test_what_has_no_effect_is_no_other_method() -> None:
 @pytest.mark.parametrize("name", ["online-c10", "online-c100"])
 def test_committed_cells_are_finished_or_say_what_of_them_holds(name: str) -> None:
     bench, request = find(name), Request(results=ROOT / "benchmarks" / "results", fast=True)
-    assert isinstance(bench, Online)
+    assert isinstance(bench, OnlineBenchmark)
     store = Store(request.results / name)
     states = {cell.row.name: store.state(cell) for cell in bench.shown(request) if store.shown(cell)}
     assert states
@@ -144,10 +144,10 @@ def test_committed_cells_are_finished_or_say_what_of_them_holds(name: str) -> No
 
 def test_a_row_that_does_not_exist_is_named_with_a_suggestion() -> None:
     bench = find("online-c10")
-    assert isinstance(bench, Online)
+    assert isinstance(bench, OnlineBenchmark)
     with pytest.raises(OptionError, match=r"no row or method 'vmp:papr' here \(did you mean 'vmp:paper'\?\)"):
         bench.cells(Request(only=("tent", "vmp:papr")))
-    rows = [Row("vmp:paper", "vmp:paper"), Row("sigma-0", "vmp:paper", control=True)]
+    rows = [MethodRow("vmp:paper", "vmp:paper"), MethodRow("sigma-0", "vmp:paper", control=True)]
     with pytest.raises(OptionError, match="needed: one of vmp:paper, vmp, sigma-0"):
         chosen(rows, ("nothing",), None)
     with pytest.raises(OptionError, match="nothing"):

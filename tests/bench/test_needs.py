@@ -18,12 +18,12 @@ from undrift.keep import Moments
 from undrift.likelihood.second_head import rotation_head
 from undrift.options import answering_draws
 from undrift.system.progress import Bar
-from undrift_bench.bench import Cell, Request, Row, Store, find
+from undrift_bench.bench import Cell, MethodRow, Request, Store, find
 from undrift_bench.bench.harness.networks import tiny_network
 from undrift_bench.bench.harness.run import hearing, run
 from undrift_bench.bench.harness.tiny_parts import TinyParts
 from undrift_bench.bench.offline.rows import offline_rows
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.rows import online_rows
 
 FLAGS = ["bench", "online-c10", "--tiny", "--seeds", "1", "--device", "cpu", "--quiet"]
@@ -33,9 +33,9 @@ def tiny(folder: Path, *only: str, **extra: str) -> Request:
     return Request(results=folder, tiny=True, only=only, seeds=1, device="cpu", extra=extra)
 
 
-def online() -> Online:
+def online() -> OnlineBenchmark:
     found = find("online-c10")
-    assert isinstance(found, Online)
+    assert isinstance(found, OnlineBenchmark)
     return found
 
 
@@ -106,7 +106,7 @@ class Warns:
     name = "warning"
 
     def cells(self, request: Request) -> list[Cell]:
-        return [Cell("warning", "net", "main", Row("tent", "tent"), 0, 10, request.precision)]
+        return [Cell("warning", "net", "main", MethodRow("tent", "tent"), 0, 10, request.precision)]
 
     shown = cells
 

@@ -8,7 +8,7 @@ import pytest
 
 from undrift import methods
 from undrift.judge.metrics import harmonic_mean
-from undrift_bench.bench import Request, Row, Store
+from undrift_bench.bench import MethodRow, Request, Store
 from undrift_bench.bench.harness import published
 from undrift_bench.bench.harness.notes import not_source_free, row_lines
 from undrift_bench.bench.offline import generalized, report
@@ -29,7 +29,7 @@ def page_of(folder: Path, dataset: str, **how: Any) -> Page:
     return Page(Offline(), Store(folder / "offline"), request, found)
 
 
-def fill(page: Page, row: Row, source: float, target: float, **more: Any) -> None:
+def fill(page: Page, row: MethodRow, source: float, target: float, **more: Any) -> None:
     """Write a record of every cell of a row; each seed has a hundredth more on the target."""
     for task in page.tasks:
         for cell in page.cells(row, task):

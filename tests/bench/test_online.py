@@ -13,11 +13,11 @@ from undrift import OptionError
 from undrift.judge.metrics import Tally
 from undrift.system.progress import Bar
 from undrift_bench.bench import Request, Store, find
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.cell import Cell, MethodRow
 from undrift_bench.bench.harness.measure import Clock, Scoring
 from undrift_bench.bench.harness.networks import tiny_data
 from undrift_bench.bench.harness.run import run
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.corrupted import Corrupted
 from undrift_bench.bench.online.rows import online_rows, variant
 from undrift_bench.bench.online.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, plan
@@ -27,9 +27,9 @@ NAMES = ("online-c10", "online-c100", "online-imagenet")
 SETTING = {setting.name: setting for setting in SETTINGS}
 
 
-def bench(name: str = "online-c10") -> Online:
+def bench(name: str = "online-c10") -> OnlineBenchmark:
     found = find(name)
-    assert isinstance(found, Online)
+    assert isinstance(found, OnlineBenchmark)
     return found
 
 
@@ -95,7 +95,7 @@ def test_episodic_streams_forget_between_batches(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_single_images_are_gathered_for_a_step(tmp_path: Path) -> None:
     alone = record(tmp_path, "norm-stats", settings=("gather-64",))
-    assert (alone["batch"], alone["gather"]) == (1, 6)  # the tiny likeness has batches of 6
+    assert (alone["batch"], alone["gather"]) == (1, 6)  # the tiny stand-in has batches of 6
     assert alone["options"]["norm_statistics"] == "train"
     assert "gather" not in record(tmp_path, "norm-stats", settings=("batch-4",))
     learned = record(tmp_path, "tent", settings=("gather-64",))
@@ -151,7 +151,7 @@ def test_a_method_that_breaks_is_named_with_its_message(tmp_path: Path, monkeypa
 
 def test_a_method_that_does_not_exist_is_not_run(tmp_path: Path) -> None:
     request = tiny(tmp_path)
-    cell = Cell("online-c10", "tiny", "continual", Row("later", "no-such-method"), 0, 12)
+    cell = Cell("online-c10", "tiny", "continual", MethodRow("later", "no-such-method"), 0, 12)
     with pytest.raises(undrift.DataError, match="no-such-method"), Bar("", None, False) as bar:
         Streaming(bench().scaled(request), request)(cell, bar)
 

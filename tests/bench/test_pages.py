@@ -1,4 +1,4 @@
-"""The tables of docs/speed.md and docs/uncertainty.md, from made-up records: ratios by hand, bars, and what failed."""
+"""The tables of docs/explanation, from made-up records: ratios by hand, bars, and what failed."""
 
 import json
 import runpy
@@ -229,18 +229,19 @@ def test_without_records_nothing_is_claimed() -> None:
 def test_new_measurements_reach_the_pages_and_a_check_finds_that_they_have_not(tmp_path: Path) -> None:
     script = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))
     run: Callable[[list[str]], int] = script["main"]
-    (tmp_path / "docs").mkdir()
     for place, blocks in script["BLOCKS"].items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in blocks))
     here = ["--root", str(tmp_path), "--results", str(tmp_path)]
     assert run(here) == 0
     assert run([*here, "--check"]) == 0
-    assert "<!-- speed-kernels -->\n<!-- /speed-kernels -->" in (tmp_path / "docs" / "speed.md").read_text()
+    explanation = tmp_path / "docs" / "explanation"
+    assert "<!-- speed-kernels -->\n<!-- /speed-kernels -->" in (explanation / "speed.md").read_text()
     (tmp_path / "speed-cuda.json").write_text(json.dumps(speeds()))
     form = runpy.run_path(str(ROOT / "benchmarks" / "predict.py"))["FORM"]
     (tmp_path / "predict.json").write_text(json.dumps(predictions(form)))
     assert run([*here, "--check"]) == 1
     assert run(here) == 0
     assert run([*here, "--check"]) == 0
-    assert "**4.62**" in (tmp_path / "docs" / "speed.md").read_text()
-    assert "| fast | 2.90 | ≤ 3 |" in (tmp_path / "docs" / "uncertainty.md").read_text()
+    assert "**4.62**" in (explanation / "speed.md").read_text()
+    assert "| fast | 2.90 | ≤ 3 |" in (explanation / "uncertainty.md").read_text()

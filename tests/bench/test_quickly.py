@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from undrift.system.progress import Bar
 from undrift_bench.bench import Request, find
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.cell import Cell, MethodRow
 from undrift_bench.bench.harness.quickly import by_pass, quickly, trial
 from undrift_bench.bench.offline.tiny import TINY
 from undrift_bench.bench.offline.views import CentreView, RandomView
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.streaming import Streaming
 
 CPU = torch.device("cpu")
@@ -80,11 +80,11 @@ def test_each_pass_of_a_step_says_what_it_is_of_forwards_and_backwards() -> None
 def test_roids_second_pass_over_a_part_of_its_batch_tries_nothing(fast: bool, tmp_path: Path) -> None:
     request = Request(results=tmp_path, tiny=True, seeds=1, device="cpu", fast=fast)
     benchmark = find("online-c10")
-    assert isinstance(benchmark, Online)
+    assert isinstance(benchmark, OnlineBenchmark)
     streaming = Streaming(benchmark.scaled(request), request)
     seen = watched(streaming.network("tiny")[1][0])
     with Bar("", None, False) as bar:
-        size = streaming(Cell("online-c10", "tiny", "continual", Row("roid", "roid"), 0, 12), bar)["batch"]
+        size = streaming(Cell("online-c10", "tiny", "continual", MethodRow("roid", "roid"), 0, 12), bar)["batch"]
     assert {(way, images < size) for way, images, _ in seen} >= {
         ("forwards", False), ("forwards", True), ("backwards", False), ("backwards", True)
     }  # fmt: skip

@@ -15,9 +15,9 @@ from undrift_bench.bench import (
     Benchmark,
     CannotRun,
     Cell,
+    MethodRow,
     Outcome,
     Request,
-    Row,
     Store,
     about,
     chosen,
@@ -28,7 +28,11 @@ from undrift_bench.bench import (
 from undrift_bench.bench.harness.request import TooLate
 from undrift_bench.bench.harness.run import guessed_seconds, run, tables
 
-ROWS = [Row("good", "tent"), Row("bad", "tent", {"stream_lr": 1.0}), Row("late", "tent", tier="B", cost=3.0)]
+ROWS = [
+    MethodRow("good", "tent"),
+    MethodRow("bad", "tent", {"stream_lr": 1.0}),
+    MethodRow("late", "tent", tier="B", cost=3.0),
+]
 
 
 class Counting:
@@ -132,7 +136,7 @@ def test_a_lock_that_was_deleted_holds_nothing(tmp_path: Path, monkeypatch: pyte
     """Another process fails, and lets its lock go, between our opening of the file and our lock on it."""
     cell = Counting().cells(Request(results=tmp_path, only=("good",), seeds=1, device="cpu"))[0]
     store, place = Store(tmp_path), tmp_path / f".{cell.key}.lock"
-    monkeypatch.setattr("undrift.system.lock._taken", lambda _file: place.unlink() or True)
+    monkeypatch.setattr("undrift.system.lock._lock", lambda _file: place.unlink() or True)
     with store.claim(cell) as mine:
         assert not mine
 
@@ -257,18 +261,18 @@ def test_an_outcome_says_what_went_wrong() -> None:
 
 
 def test_another_number_of_images_or_other_settings_are_another_cell(tmp_path: Path) -> None:
-    store, row = Store(tmp_path), Row("vmp", "vmp", {"init_fraction": 0.04})
+    store, row = Store(tmp_path), MethodRow("vmp", "vmp", {"init_fraction": 0.04})
     cell = Cell("b", "net", "main", row, 0, 100)
     store.put(cell, {"error": 0.1})
     assert store.finished(cell) is not None
     assert store.finished(Cell("b", "net", "main", row, 0, 50)) is None
-    other = Cell("b", "net", "main", Row("vmp", "vmp", {"init_fraction": 0.1}), 0, 100)
+    other = Cell("b", "net", "main", MethodRow("vmp", "vmp", {"init_fraction": 0.1}), 0, 100)
     assert Store(tmp_path).finished(other) is None
     assert Store(tmp_path).state(other) == "stale"
 
 
 def test_keys_are_plain_names_of_files() -> None:
-    key = Cell("b", "wrn40_2", "batch-1", Row("vmp:paper σ/2", "vmp"), 1, 100).key
+    key = Cell("b", "wrn40_2", "batch-1", MethodRow("vmp:paper σ/2", "vmp"), 1, 100).key
     assert key == "wrn40_2.batch-1.vmp_paper_2.n100.s1"
 
 
@@ -280,7 +284,11 @@ def test_a_broken_record_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_rows_are_found_by_their_own_or_their_methods_name() -> None:
-    rows = [Row("vmp:paper", "vmp:paper"), Row("sigma-0", "vmp:paper", control=True), Row("tent", "tent:imagenet")]
+    rows = [
+        MethodRow("vmp:paper", "vmp:paper"),
+        MethodRow("sigma-0", "vmp:paper", control=True),
+        MethodRow("tent", "tent:imagenet"),
+    ]
     assert [r.name for r in chosen(rows, ("vmp",), None)] == ["vmp:paper"]
     assert [r.name for r in chosen(rows, ("sigma-0", "tent"), None)] == ["sigma-0", "tent"]
     assert [r.name for r in chosen(ROWS, (), "B")] == ["late"]

@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +14,32 @@ from undrift import methods
 from undrift.cli import main
 from undrift_bench.bench import NAMES, Request, Store, find
 from undrift_bench.bench.harness import published
-from undrift_bench.bench.harness.figure import Mark, finding, lines
+from undrift_bench.bench.harness.figure import BarMark, finding, lines
 from undrift_bench.bench.harness.notes import not_source_free
 from undrift_bench.bench.harness.table import markdown, size, spread
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.table1 import capabilities, rows
 from undrift_bench.bench.table1 import text as table1
 
 ROOT = Path(__file__).parents[2]
 
 
+EXPLANATION = ROOT / "docs" / "explanation"
+SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))
+PAGES: dict[str, dict[str, object]] = SCRIPT["BLOCKS"]
+
+
 @pytest.fixture(scope="module")
 def readme() -> Callable[[list[str]], int]:
     """What `python benchmarks/readme.py` runs."""
-    found: Callable[[list[str]], int] = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))["main"]
+    found: Callable[[list[str]], int] = SCRIPT["main"]
     return found
+
+
+def write_pages(folder: Path, text: Callable[[str], str]) -> None:
+    for page in PAGES:
+        (folder / page).parent.mkdir(parents=True, exist_ok=True)
+        (folder / page).write_text(text(page), encoding="utf-8")
 
 
 @pytest.mark.parametrize("table", [published.OFFICE31, published.OFFICE_HOME])
@@ -78,7 +88,7 @@ def test_a_spread_needs_two_numbers() -> None:
 
 
 def test_a_figures_title_says_what_it_found(tmp_path: Path) -> None:
-    marks = [Mark("tent", [20.0, 21.0], 20.7), Mark("roid", [16.9], 16.2)]
+    marks = [BarMark("tent", [20.0, 21.0], 20.7), BarMark("roid", [16.9], 16.2)]
     assert finding(marks, "C10") == "C10\nroid errs least: 16.9 %, published 16.2 % (one seed)"
     assert finding(marks, "C10", less_is_better=False).endswith("tent is best: 20.5 %, published 20.7 %")
     assert lines(tmp_path / "a.png", "title", {"tent": {1: 90.0, 200: 18.0}}, ("images a batch", "error %")) > 1000
@@ -162,10 +172,11 @@ def test_the_pages_are_what_the_cells_say(readme: Callable[[list[str]], int]) ->
 @pytest.mark.parametrize("name", ["online-c10", "online-c100", "online-imagenet"])
 def test_rows_that_are_not_source_free_are_named_where_they_are_shown(name: str) -> None:
     bench = find(name)
-    assert isinstance(bench, Online)
+    assert isinstance(bench, OnlineBenchmark)
     told = not_source_free(bench.rows)
     assert [line.partition(":")[0] for line in told] == ["eata", "bacs, one member", "ttt"]
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    place = next(place for place, blocks in PAGES.items() if name in blocks)
+    page = (ROOT / place).read_text(encoding="utf-8")
     block = page[page.index(f"<!-- {name} -->") : page.index(f"<!-- /{name} -->")]
     result = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text(encoding="utf-8")
     for line in told:
@@ -175,9 +186,7 @@ def test_rows_that_are_not_source_free_are_named_where_they_are_shown(name: str)
 
 
 def test_a_page_that_is_not_is_found_and_mended(readme: Callable[[list[str]], int], tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/results.md", "docs/speed.md", "docs/uncertainty.md"):
-        shutil.copy(ROOT / page, tmp_path / page)
+    write_pages(tmp_path, lambda page: (ROOT / page).read_text(encoding="utf-8"))
     here = ["--root", str(tmp_path)]
     text = (tmp_path / "README.md").read_text(encoding="utf-8")
     (tmp_path / "README.md").write_text(text.replace("| norm-stats |", "| norm-stats | 1.00"), encoding="utf-8")
@@ -188,24 +197,28 @@ def test_a_page_that_is_not_is_found_and_mended(readme: Callable[[list[str]], in
 
 
 def test_without_cells_nothing_is_claimed(readme: Callable[[list[str]], int], tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
-    marks = ("online-c10", "online-c100", "online-imagenet", "pacs")
-    (tmp_path / "README.md").write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in marks))
-    (tmp_path / "docs" / "results.md").write_text("no place for a table")
+    def marks(page: str) -> str:
+        return "".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in PAGES[page])
+
+    write_pages(tmp_path, marks)
     here = ["--root", str(tmp_path), "--results", str(tmp_path / "none")]
-    with pytest.raises(SystemExit, match="has no place for cells"):
+    assert readme(here) == 0
+    for page, blocks in PAGES.items():
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        assert "old" not in text
+        if not page.endswith("cells.md"):  # which says of every cell that it is not run
+            assert "|" not in text
+            assert sum(text.count(f"Not {what} yet") for what in ("run", "measured")) >= len(blocks) - ("speed" in page)
+    (tmp_path / "README.md").write_text("no place for a table")
+    with pytest.raises(SystemExit, match=r"README.md has no place for summary; needed: <!-- summary -->"):
         readme(here)
-    written = (tmp_path / "README.md").read_text()
-    assert written.count("Not run yet.") == len(marks)
-    assert "old" not in written
-    assert "|" not in written
 
 
-def test_the_method_page_has_the_table_of_norm_policies() -> None:
+def test_the_page_of_defaults_has_the_table_of_norm_policies() -> None:
     script = runpy.run_path(str(ROOT / "benchmarks" / "norm_policy.py"))
     result = json.loads((ROOT / "benchmarks" / "results" / "norm-policy.json").read_text(encoding="utf-8"))
     assert list(result["errors"]) == list(script["POLICIES"])
-    assert script["table"](result) in (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    assert script["table"](result) in (EXPLANATION / "defaults.md").read_text(encoding="utf-8")
 
 
 def test_a_norm_policy_is_streamed_and_the_network_is_given_back() -> None:
@@ -227,16 +240,10 @@ def test_the_collapse_that_pages_tell_of_has_its_record() -> None:
     )
     assert record["options"]["norm_statistics"] == "moving"
     assert undrift.Options().norm_statistics == "train"
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    line = next(line for line in page.splitlines() if line.startswith("| `vmp:paper`, moving |"))
-    assert [cell.strip() for cell in line.split("|")[2:-1]] == [
-        f"{100 * domain['error']:.1f}" for domain in record["domains"].values()
-    ]
-    for name in ("results.md", "method.md"):
-        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        assert "results/online-c10-moving-collapse.json" in text
-        assert f"{100 * record['error']:.2f} %" in text
-        assert f"{100 * record['source_error_after']:.2f} %" in text
+    text = (EXPLANATION / "defaults.md").read_text(encoding="utf-8")
+    assert "results/online-c10-moving-collapse.json" in text
+    assert f"{100 * record['error']:.2f} %" in text
+    assert f"{100 * record['source_error_after']:.2f} %" in text
 
 
 def test_a_row_of_which_only_the_error_holds_shows_only_the_error() -> None:

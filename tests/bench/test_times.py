@@ -13,11 +13,9 @@ from undrift import OptionError
 from undrift.cli import main
 from undrift.images.corrupt import CORRUPTIONS
 from undrift_bench.bench import Benchmark, Outcome, Request, Store, find
-from undrift_bench.bench.harness import timers
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.run import run
-from undrift_bench.bench.harness.timers import BATCHES, StepTimer, StreamTimer
-from undrift_bench.bench.harness.times import how_timed, take_times, timer_of
+from undrift_bench.bench.harness.timed import how_timed
 from undrift_bench.bench.offline import report as offline_report
 from undrift_bench.bench.offline.benchmark import Offline
 from undrift_bench.bench.offline.sets import DataSet
@@ -25,6 +23,9 @@ from undrift_bench.bench.offline.sources import Setup
 from undrift_bench.bench.offline.tiny import tiny_setup
 from undrift_bench.bench.online import report as online_report
 from undrift_bench.bench.online.corrupted import Corrupted
+from undrift_bench.bench.times import timers
+from undrift_bench.bench.times.take import take_times, timer_of
+from undrift_bench.bench.times.timers import BATCHES, StepTimer, StreamTimer
 
 TIMED = BATCHES - BATCHES // 3
 HERE = machine(torch.device("cpu"))

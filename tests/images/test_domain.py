@@ -63,7 +63,7 @@ def test_shuffle_is_a_fixed_permutation(domain):
 
 def test_without_labels_there_are_no_labelled_batches(domain):
     bare = TensorDomain("bare", domain.images)
-    with pytest.raises(DataError, match="bare has no labels; needed: one an image"):
+    with pytest.raises(DataError, match="bare has no labels; needed: one per image"):
         bare.batches(2)
     assert len(list(bare.named_batches(5))) == 2
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torchmetrics.functional.classification import multiclass_calibration_error
 
 import undrift
 from undrift.judge import metrics
@@ -40,6 +41,16 @@ def test_calibration_error() -> None:
     assert metrics.ece(PROBS, LABELS, bins=np.int64(1)) == metrics.ece(PROBS, LABELS, bins=1)
     # Two bins: (0, 0.5] holds 0.5, right; (0.5, 1] holds 0.7, 0.6, 0.9, two of three right.
     assert metrics.ece(PROBS, LABELS, bins=2) == pytest.approx((0.5 + abs(2 - 2.2)) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("bins", [1, 10, metrics.BINS])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])  # unsure and overconfident
+def test_calibration_error_is_that_of_torchmetrics(bins: int, sharpness: float) -> None:
+    drawn = torch.Generator().manual_seed(bins)
+    probs = (sharpness * torch.randn(2000, 10, generator=drawn, dtype=torch.float64)).softmax(1)
+    labels = torch.randint(10, (2000,), generator=drawn)
+    theirs = multiclass_calibration_error(probs, labels, num_classes=10, n_bins=bins, norm="l1")
+    assert metrics.ece(probs, labels, bins) == pytest.approx(float(theirs), rel=1e-6)
 
 
 def test_reliability_bins() -> None:

@@ -16,7 +16,7 @@ from undrift.likelihood import shot as shot_module
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.shot import pseudo_labels
 from undrift.loop.step import Stepper
-from undrift.posterior.scheme import perturb_plain
+from undrift.recipes.perturb_plain import perturb_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")  # nobody trained this network
 Looked = list[tuple[Tensor, Tensor]]

@@ -15,7 +15,7 @@ from undrift.likelihood import entropy
 from undrift.loop.balanced import OLDEST, Memory
 from undrift.predict import predict
 from undrift.stream import stream
-from undrift_bench.demo.setting import Setting, load_world
+from undrift_bench.demo.setting import DemoSetting, load_world
 
 QUIET = {"layers": (), "test_samples": 0}
 
@@ -307,7 +307,7 @@ def test_it_needs_room() -> None:
 
 
 def test_digits_in_runs_are_answered_far_better_than_by_their_batches() -> None:
-    world = load_world(Setting())
+    world = load_world(DemoSetting())
     (batch,) = world.target.batches(len(world.target))
     x, labels = batch[0], world.target.labels
     assert labels is not None

@@ -20,7 +20,7 @@ def test_one_value_a_channel_is_named_and_the_stream_goes_on() -> None:
     model = undrift.perturb(net, norm_statistics="batch")
     before = {n: v for n, v in state_of(model).items() if n != "key.step"}
     s = stream(model, [x[:1], x])
-    with pytest.raises(undrift.UndriftError, match=r"one value a channel.*larger batch"):
+    with pytest.raises(undrift.UndriftError, match=r"one value per channel.*larger batch"):
         next(s)
     assert same({n: v for n, v in state_of(model).items() if n != "key.step"}, before)
     assert len(next(s)) == 4

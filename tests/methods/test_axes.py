@@ -13,7 +13,7 @@ from axes_support import batches, network, same, state
 from support import images
 from undrift import methods
 from undrift._types import named_learnables, named_sources
-from undrift.posterior.scheme import perturb_plain
+from undrift.recipes.perturb_plain import perturb_plain
 
 # What a method cannot do without; what it had better have from source training it warns about, and runs.
 NEEDED: dict[str, dict[str, Any]] = {"eata": {"source": images(16)}, "gsfda": {"features": "5"}}

@@ -169,5 +169,5 @@ class Root(nn.Module):
 def test_a_source_without_a_finite_image_or_gradient_is_said() -> None:
     with pytest.raises(undrift.DataError, match=r"no finite image \(20 with NaN.*needs at least one.*Check"):
         undrift.stream(network(), batches(), method="eata", source=CLEAN * float("nan"))
-    with pytest.raises(undrift.DataError, match=r"not finite in net.*needs finite ones.*Look at"):
+    with pytest.raises(undrift.DataError, match=r"not finite in net.*needs finite ones.*Check"):
         undrift.stream(nn.Sequential(Root(), *network()), batches(), method="eata", source=-CLEAN)

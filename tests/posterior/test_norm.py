@@ -143,7 +143,7 @@ def test_moving_statistics_take_a_batch_of_one_and_batch_statistics_refuse_it() 
     assert torch.isfinite(model(x)).all()
     model.remove()
     model = undrift.perturb(net, norm_statistics="batch")
-    with pytest.raises(undrift.UndriftError, match=r"norm .*one value a channel.*at least two.*norm_statistics"):
+    with pytest.raises(undrift.UndriftError, match=r"norm .*one value per channel.*at least two.*norm_statistics"):
         model(x)
 
 

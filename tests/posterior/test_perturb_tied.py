@@ -32,7 +32,7 @@ CROSSWISE = {
 @pytest.mark.parametrize("name", CROSSWISE)
 def test_a_variance_a_kernel_cannot_serve_other_kernels(name: str, estimator: str) -> None:
     net = CROSSWISE[name]()
-    why = r"dec \(\w+, \d kernels\) shares its weight with enc .* one variance a kernel cannot serve both"
+    why = r"dec \(\w+, \d kernels\) shares its weight with enc .* one variance per kernel cannot serve both"
     with pytest.raises(CannotPerturb, match=why) as raised:
         undrift.perturb(net, estimator=estimator)
     assert "exclude='dec'" in str(raised.value)

@@ -1,4 +1,4 @@
-"""The mode "fast" of `predict`: two or three draws per image, made as unsure as the average of more draws is."""
+"""The mode "fast" of `predict`: two or three draws per image, calibrated to the confidence of more draws."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,12 @@ from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of
 from undrift.posterior.perturbed import Perturbed
 
-# The part of a batch that gets a third draw. 2.4 draws an image at 1.02 noise-free passes each (ten draws folded,
-# WRN-28-10, batch 200, one H200) are 2.4 passes, and what follows them 0.4, where 3 is the bar. It goes to images
-# evenly, in the same pass: a pass for those that two draws disagree on serves little better, and costs a GPU all its
-# launches again.
+# The share of a batch that gets a third draw. The bar is the time of 3 noise-free passes: 2.4 draws per image take 2.4
+# (WRN-28-10, batch 200, H200), what follows them 0.4. Third draws are spread evenly and share the pass: a second pass
+# for images on which two draws disagree helps little, and costs all launches again.
 THIRD = 0.4
-# Most rows (images × draws) at which all draws are made, in one pass. On an H200 a noisy pass of a WRN-28-10 takes
-# 7.3 ms for 8 rows, 6.7 for 80 and 8.3 for 200: it waits for launches.
+# Up to so many rows (images × draws) all draws are made, in one pass. It waits for launches anyway: on an H200 a noisy
+# pass of a WRN-28-10 takes 7.3 ms for 8 rows, 6.7 for 80 and 8.3 for 200.
 SMALL = 256
 HOTTEST = 16.0
 _GRID = 17
@@ -27,13 +26,13 @@ _GRID = 17
 
 @dataclass(frozen=True)
 class FewDraws:
-    """What a batch leaves behind for `joined`.
+    """What `joined` needs of one batch.
 
     Attributes:
         logits: the draws' mean log-probabilities of each image.
         mean_entropy: mean over an image's draws of the softmax's entropy.
         overlap: of the first two draws, summed over images: Σ p₁ p₂, the mean of Σ p₁² and Σ p₂², and 1.
-        sound: for each image of the batch, whether it has a row here; None where all have.
+        sound: for each image of the batch, whether it has a row here; None if all have.
     """
 
     logits: Tensor
@@ -43,7 +42,7 @@ class FewDraws:
 
     @staticmethod
     def of(draws: Tensor, rows: Tensor, sound: Tensor | None = None) -> "FewDraws":
-        """Return what the log-probabilities of two draws of all images, and then of a third of these rows, leave."""
+        """Summarise log-probabilities: two draws of all images, then a third draw of these rows."""
         both = len(draws) - len(rows)
         two = draws[:both].unflatten(0, (2, -1))
         logits, inner = averaged(two.unbind())
@@ -51,7 +50,7 @@ class FewDraws:
         logits, inner = logits.index_copy(0, rows, more), inner.index_copy(0, rows, inner_of_more)
         across = (two[0] + two[1]).exp().sum(1)
         own = (2 * two).exp().sum(2).mean(0)
-        known = across + own + inner < torch.inf  # not a number is below nothing: one bad row spoils nothing
+        known = across + own + inner < torch.inf  # NaN is not below anything, so a bad row adds nothing
         overlap = torch.stack([across, own, torch.ones_like(own)]).where(known, 0).sum(1)
         return FewDraws(logits, inner, overlap, sound)
 
@@ -59,13 +58,13 @@ class FewDraws:
 def few_draws(
     model: Perturbed, images: Tensor, finite: Tensor | None, temperature: float, fold_limit: int | None
 ) -> FewDraws:
-    """Return two draws of all images and a third of a part of them, without waiting for the device.
+    """Make two draws of all images and a third draw of some, without waiting for the device.
 
     Args:
-        finite: for each image of the batch, whether it is among these; None where all are.
-        fold_limit: 0 where draws cannot share a pass.
+        finite: for each image of the batch, whether it is among `images`; None if all are.
+        fold_limit: 0 if draws cannot share a pass.
     """
-    # A network that mixes the images of a pass would see others in a part of them.
+    # A network that mixes the images of a pass must always see all of them.
     rows = evenly(images, 1.0 if fold_limit == 0 else THIRD)
     with model.rest():
         passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model, given=images)))
@@ -74,18 +73,18 @@ def few_draws(
 
 
 def one_pass_is_enough(images: Tensor, samples: int, fold_limit: int | None) -> bool:
-    """Return whether all draws fit into one pass that takes as long as its launches do."""
+    """Return whether all draws fit into one pass whose time is that of its launches."""
     rows = len(images) * samples
     return launch_bound(images) and rows <= SMALL and (fold_limit is None or rows <= fold_limit)
 
 
 def launch_bound(images: Tensor) -> bool:
-    """Return whether a small pass takes as long as its launches do, however few its rows are."""
+    """Return whether launches set the time of a small pass."""
     return images.device.type == "cuda"
 
 
 def evenly(images: Tensor, part: float = THIRD) -> Tensor:
-    """Return the numbers of that part of the images, spread over all of them."""
+    """Return the indices of a share of the images, spread evenly."""
     count = max(1, round(part * len(images)))
     return torch.arange(0, count * len(images), len(images), device=images.device) // count
 
@@ -98,8 +97,8 @@ def log_probs(logits: Tensor) -> Tensor:
 def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return each image's mean log-probabilities over its draws, and the mean entropy of these.
 
-    On average over the development corruptions it comes nearer to many draws than the logarithm of the mean
-    probability; a half of each differs little (benchmarks/predict_choice.py).
+    On the development corruptions this is closer to many draws than the logarithm of the mean probability
+    (benchmarks/predict_choice.py).
     """
     logs = torch.stack(list(draws), dim=2)
     return logs.mean(2), entropy_of(logs.exp()).mean(1)
@@ -108,9 +107,8 @@ def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def joined(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
     """Return the predictions of all batches: softmax(logits / T), with one T for all their images.
 
-    T gives the answers the sharpness, the mean over images of Σ p², that the average of `samples` draws has:
-    (1 − 1/samples) E Σ p₁ p₂ + 1/samples E Σ p₁², which an image's first two draws tell without bias. Batches that have
-    their answer already keep it.
+    T gives the answers the sharpness (mean over images of Σ p²) of the average of `samples` draws, estimated without
+    bias from two draws: (1 − 1/samples) E Σ p₁ p₂ + 1/samples E Σ p₁². Batches that are answered already stay.
     """
     few = [part for part in parts if isinstance(part, FewDraws)]
     if few:
@@ -128,8 +126,7 @@ def joined(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
 def temperature_of(logits: Sequence[Tensor], sharpness: Tensor) -> Tensor:
     """Return the T from 1 up at which the mean over images of Σ softmax(logits / T)² is `sharpness`.
 
-    Two grids, one inside the other, and a straight line: no loop that has to ask the device how far it is, and no
-    number that is sent to it, which would wait for it as well.
+    Two nested grids and a linear interpolation: nothing is read back from the device or sent to it, so nothing waits.
     """
     grid = partial(torch.linspace, dtype=sharpness.dtype, device=sharpness.device)
     ends, steps = grid(0, math.log(HOTTEST), 2), grid(0, 1, _GRID)

@@ -1,4 +1,4 @@
-"""Logits of a batch, one row per image, from any network; and the images that can be answered at all."""
+"""Run a batch through any network, check its logits, and filter out images that are not finite."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,12 +25,12 @@ def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Te
     """Return the network's logits, one row per image.
 
     Args:
-        given: the images of the caller, where this pass repeats them for several draws.
+        given: the caller's images, if this pass repeats them for several draws.
     """
     try:
         logits = logits_of(model(images))
     except BaseException as error:
-        # An error or Ctrl-C inside a norm layer: give its flags back now, before eval mode ends.
+        # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
         for policy in model.norms if isinstance(model, Perturbed) else []:
             policy.settle()
         if isinstance(error, Exception):
@@ -54,7 +54,7 @@ def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Te
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the perturbed network inside a compiled or parallel one; any other network as it is.
 
-    A wrapper that was taken for a plain network would answer with one noisy draw, and move the statistics inside.
+    Taken for a plain network, a wrapper would answer with one noisy draw and move the statistics.
     """
     inner = root_of(model)
     while isinstance(inner, _WRAPPERS):
@@ -63,21 +63,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
         return inner
     if isinstance(model, nn.Module) and any(attached.key.enabled for attached in attached_to(model)):
         raise UndriftError(
-            f"this {type(model).__name__} holds a perturbed network, or is the one inside; needed: what "
-            "undrift.perturb returned. Give that; for the source's own answers: with model.off() as net."
+            f"this {type(model).__name__} contains a perturbed network, or is inside one; needed: what undrift.perturb "
+            "returned. Give that; for the source's own answers use `with model.off() as net`."
         )
     return model
 
 
 def finite_rows(images: Tensor) -> Tensor:
     """Return for each image whether all its values are finite."""
-    # The largest of NaN and anything is NaN, which is below nothing: half the launches of isfinite, and no copy to
-    # flatten images that lie channels-last.
+    # NaN propagates through max and is not below anything. This needs half the launches of isfinite, and no copy of
+    # channels-last images.
     return images.detach().abs().amax(dim=tuple(range(1, images.ndim))) < torch.inf
 
 
 def finite_images(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the finite images, on the network's device, and for each image whether it is one; None where all are."""
+    """Return the finite images on the network's device, and a mask of all images (None if all are finite)."""
     images = to_device(images, model)
     if len(images) == 0 or float(images.abs().amax()) < float("inf"):
         return images, None
@@ -95,7 +95,7 @@ def finite_batches(model: nn.Module, images: Tensor | Iterable[Any], batch_size:
 
 @torch.no_grad()
 def blank_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Return logits of blank images: they tell the number of classes where no image can be looked at."""
+    """Return logits of blank images, for the number of classes if no image is finite."""
     blank = images.new_zeros(2, *images.shape[1:])
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))

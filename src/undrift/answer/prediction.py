@@ -1,4 +1,4 @@
-"""What a network says about a batch, and how sure it is."""
+"""The `Prediction` of a batch: probabilities, labels and uncertainty."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -11,13 +11,13 @@ from undrift._errors import DataError
 
 @dataclass(frozen=True)
 class Prediction:
-    """Probabilities averaged over draws, and what follows from them; one row an image.
+    """Probabilities averaged over draws, and what follows from them; one row per image.
 
     An image with NaN or infinite values in it, or in its logits, has no answer: uniform `probs`, `label` −1.
 
     Attributes:
         probs: mean of the softmax over draws, images × classes.
-        label: the class with the largest probability; −1 where there is no answer.
+        label: the class with the largest probability; −1 without an answer.
         entropy: H of `probs`, in nats: all uncertainty.
         mutual_info: H of `probs` − mean H of the draws, at least 0: how much the draws disagree.
 
@@ -40,15 +40,15 @@ class Prediction:
         Args:
             probs: mean of the softmax over draws; rows that are not finite have no answer.
             mean_entropy: mean over draws of the softmax's entropy; without it there is one draw.
-            sound: for each image of the batch, whether `probs` has a row for it; the others have no answer.
+            sound: for each image of the batch, whether `probs` has a row for it. The others have no answer.
         """
         if sound is not None and len(probs) == 0:
             return Prediction.unknown(len(sound), probs)
-        known = probs.abs().amax(dim=1) < torch.inf  # false of NaN; half the launches of isfinite
+        known = probs.abs().amax(dim=1) < torch.inf  # false for NaN; half the launches of isfinite
         label = probs.argmax(dim=1)
         inner = mean_entropy
         if sound is not None:
-            # Each row to its image's place. By number, not by mask: on a GPU the length of a mask has to be waited for.
+            # Put each row in its image's place, by index: a GPU would wait for the length of a mask.
             row = (sound.cumsum(0) - 1).clamp_min(0)
             known, label, probs = sound & known[row], label[row], probs[row]
             inner = None if inner is None else inner[row]
@@ -59,7 +59,7 @@ class Prediction:
 
     @staticmethod
     def unknown(images: int, like: Tensor) -> "Prediction":
-        """Return the answer to images that cannot be answered, with the classes and type of other probabilities."""
+        """Return the answer for images without one, with the classes and dtype of other probabilities."""
         probs = torch.full((images, like.shape[1]), 1 / like.shape[1], dtype=like.dtype, device=like.device)
         label = torch.full((images,), -1, device=like.device)
         return Prediction(probs, label, entropy_of(probs), probs.new_zeros(images))
@@ -82,7 +82,7 @@ class Prediction:
         return Prediction(*(getattr(self, f.name).cpu() for f in fields(self)))
 
     def certain(self, threshold: float) -> Tensor:
-        """Return which images have an answer with at least this probability; abstain on the others."""
+        """Return which images have an answer with at least this probability."""
         return (self.label >= 0) & (self.probs.amax(dim=1) >= threshold)
 
 
@@ -92,9 +92,9 @@ def entropy_of(probs: Tensor) -> Tensor:
 
 
 def histogram(labels: Tensor, classes: int) -> Tensor:
-    """Return how often each class is an answer, in float32; −1 is none.
+    """Return how often each class is the answer, in float32; −1 does not count.
 
-    `bincount` would wait for a GPU, to ask it for the largest label.
+    `bincount` would wait for the GPU to find the largest label.
     """
     counts = torch.zeros(classes + 1, device=labels.device)
     return counts.index_add_(0, labels + 1, torch.ones_like(labels, dtype=counts.dtype))[1:]

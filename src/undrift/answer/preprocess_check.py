@@ -1,4 +1,4 @@
-"""A domain's preprocessing beside the one its network expects: where they differ, answers are wrong, and no error."""
+"""Warn if a domain is preprocessed differently from what its network expects; nothing else would show it."""
 
 import warnings
 from typing import Any
@@ -16,14 +16,14 @@ from undrift.posterior.perturbed import Perturbed
 CLOSE = 0.002
 """Means and deviations this near are the same, rounded: half a grey level of 255."""
 
-_known: "WeakKeyDictionary[nn.Module, set[tuple[str, ...]]]" = WeakKeyDictionary()  # that were compared before
+_known: "WeakKeyDictionary[nn.Module, set[tuple[str, ...]]]" = WeakKeyDictionary()  # compared before
 
 
 def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> None:
-    """Warn where a domain, or its batches, are prepared otherwise than the model's network expects; once for each.
+    """Warn once if a domain, or its batches, are prepared differently from what the model's network expects.
 
     Args:
-        given: whatever the caller was given as images; nothing is known of others than a domain and its batches.
+        given: what the caller was given as images; only domains and their batches say how they are prepared.
         stacklevel: as of `warnings.warn`; 3 is the line that called this function's caller.
     """
     if not isinstance(model, Perturbed) or model.preprocess is None:
@@ -36,9 +36,9 @@ def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> No
         known.add(pair)
         if lines := "; ".join(unlike(model.preprocess, domain)):
             warnings.warn(
-                f"{domain.name} has other preprocessing than model.preprocess, the one this network expects ({lines}; "
-                "the model's first). Answers may be wrong in ways no error shows: give "
-                "domain.prepared(model.preprocess); where the domain's is right, set model.preprocess to it.",
+                f"{domain.name} has other preprocessing than model.preprocess, which this network expects ({lines}; "
+                "the model's first). Answers may be wrong without any error: give domain.prepared(model.preprocess), "
+                "or set model.preprocess if the domain's is right.",
                 UndriftWarning,
                 stacklevel=stacklevel,
             )
@@ -47,12 +47,12 @@ def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> No
 def unlike(expected: Preprocess, domain: FileDomain | TensorDomain) -> list[str]:
     """Return a line for each part of the preprocessing that gives a network other images than it expects.
 
-    Images that were resized before are taken to have been rightly: those of a TensorDomain that come out in the size
-    expected, and files (ImageNet-C's) that are cropped alike and not resized.
+    Images that were resized before count as right: a TensorDomain of the expected size, and files (ImageNet-C's) that
+    are cropped alike and not resized.
     """
     own = domain.preprocess
     if isinstance(domain, TensorDomain) and domain.images.is_floating_point() and _normalised(domain.images[:16]):
-        return []  # somebody did all of it before
+        return []  # all of it was done before
     lines = [
         f"{name}: {mine} against {theirs}"
         for name, mine, theirs in (("mean", expected.mean, own.mean), ("std", expected.std, own.std))
@@ -68,7 +68,7 @@ def unlike(expected: Preprocess, domain: FileDomain | TensorDomain) -> list[str]
 
 
 def _same_frame(expected: Preprocess, domain: FileDomain | TensorDomain) -> bool:
-    """Return whether images are cut alike though it is written otherwise; looks at the first."""
+    """Return whether two descriptions frame the first image alike."""
     own = domain.preprocess
     if isinstance(domain, FileDomain) and own.resize is None and own.crop is not None and own.crop == expected.crop:
         return True

@@ -1,4 +1,4 @@
-"""A temperature for the logits, chosen without labels."""
+"""Choose a temperature for the logits without labels."""
 
 import math
 import warnings
@@ -29,20 +29,22 @@ def temperature(
 
         mean_i max_c softmax(z_i / T)_c = mean_i [argmax z_i = argmax z'_i]
 
-    z and z' are logits for the images and for their augmented copies: of the mean network, or of one draw each where
-    norm statistics are those of noisy steps. T is found by bisection in [0.05, 20]. On an over-confident network this
-    halves the calibration error (CIFAR-10-C, norm statistics: ECE 12.2 → 5.8 %, error unchanged). It does harm where
-    the network is calibrated already (CIFAR-100: 2.0 → 4.0 %): compare before trusting it. The agreement stands for
+    z and z' are the logits of the images and of their augmented copies, from the mean network (or from one draw each
+    if norm statistics are those of noisy steps). T is found by bisection in [0.05, 20]. Agreement stands in for
     accuracy, so the augmentation must not change what an image shows.
+
+    On an overconfident network this halves the calibration error (CIFAR-10-C, norm statistics: ECE 12.2 → 5.8 %). On a
+    calibrated one it does harm (CIFAR-100: 2.0 → 4.0 %), so compare before you trust it.
 
     Args:
         model: a perturbed network, or any other.
-        batches: a tensor or an iterable of batches; a few hundred images are enough. Those with NaN in them, or in
+        batches: a tensor or an iterable of batches; a few hundred images are enough. Images with NaN, or with NaN in
             their logits, are left out.
-        augment: maps a batch to its augmented copy. Default: mirrored left to right and moved by a sixteenth of its
-            size. Where mirroring changes the class (digits, letters) give another.
+        augment: maps a batch to its augmented copy. Default: mirror left to right and move by a sixteenth of the size.
+            Give another if mirroring changes the class (digits, letters).
 
     Examples:
+        >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
         >>> 0.05 <= temperature(net, torch.rand(8, 3, 4, 4)) <= 20
         True
@@ -59,7 +61,7 @@ def temperature(
                     "augment= return as many as it gets, in order."
                 )
             clean, augmented = forward(model, images), forward(model, changed)
-            # A network may overflow on a sound image: one such row would be the mean of all.
+            # A network may overflow on a finite image, and one such row would spoil the mean.
             answered = (clean.softmax(1) + augmented.softmax(1)).isfinite().all(1)
             logits.append(clean[answered])
             agreements.append((clean.argmax(1) == augmented.argmax(1))[answered])
@@ -82,7 +84,7 @@ def temperature(
 
 def match_confidence(logits: Tensor, target: float) -> float:
     """Return the T at which the mean confidence is the target, or the end of [0.05, 20] nearest to it."""
-    # Confidence falls in T: halving the interval of log T is enough.
+    # Confidence falls with T, so bisect log T.
     low, high = math.log(LEAST), math.log(MOST)
     for _ in range(50):
         middle = (low + high) / 2

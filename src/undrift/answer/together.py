@@ -1,4 +1,4 @@
-"""Several networks that answer together, each adapting by itself."""
+"""Average the answers of several networks, each adapting by itself."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,8 +12,8 @@ def together(members: Iterable[Iterable[Prediction]]) -> Iterator[Prediction]:
 
         p = mean_m p_m,   mutual_info = H(p) − mean_m E[H of a draw of member m]
 
-    Each member is a stream of its own network over its own pass of the same batches; a camera that gives each batch
-    once is shared with `itertools.tee`. An image that a member has no answer to is answered by the others.
+    Each member is a stream of its own network over its own pass of the same batches; share a camera that gives each
+    batch once with `itertools.tee`. If a member has no answer for an image, the others answer it.
 
     Examples:
         >>> import itertools, undrift
@@ -34,7 +34,7 @@ def mean_prediction(answers: Iterable[Prediction]) -> Prediction:
     sound = known.any(0)
     share = known.to(answers[0].probs.dtype) / known.sum(0).clamp_min(1)
     probs = sum(part[:, None] * answer.probs for part, answer in zip(share, answers, strict=True))
-    # H of a member's mean, less what its draws disagree, is the mean H of its draws.
+    # mean H of a member's draws = H of their mean − their mutual information
     inner = sum(part * (answer.entropy - answer.mutual_info) for part, answer in zip(share, answers, strict=True))
     assert isinstance(probs, torch.Tensor) and isinstance(inner, torch.Tensor)  # noqa: PT018  one member at least
     return Prediction.of(probs[sound], inner[sound], sound)

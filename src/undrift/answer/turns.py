@@ -1,4 +1,4 @@
-"""Turns at a network for one call of `predict`: eval mode, and noise that continues from turn to turn."""
+"""Give one call of `predict` the network batch by batch, in eval mode, with noise that continues between batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Gives a call the network in eval mode, with noise of its own, once per batch.
+    """Gives a call the network in eval mode, with its own noise, once per batch.
 
-    Between two turns the network is as it was: the loader runs its own code then, and may ask the same network, or wait
-    for a thread that does.
+    Between two turns the network is as it was, because the loader's code runs then: it may use the same network, or
+    wait for a thread that does.
     """
 
     def __init__(self, model: nn.Module, generator: torch.Generator | int | None, samples: int) -> None:
@@ -30,7 +30,7 @@ class Turns:
         """Yield what `ask` finds for each batch.
 
         Args:
-            given: what the caller has. Of one tensor all parts get one turn: no code but ours runs between them.
+            given: what the caller has. The parts of one tensor share a turn, as no foreign code runs between them.
         """
         if isinstance(given, Tensor | Mapping):
             with self._turn(last=True):
@@ -44,7 +44,7 @@ class Turns:
 
     @contextmanager
     def _turn(self, last: bool) -> Iterator[None]:
-        """Give the network for the length of a `with` block; of the last turn of a call nothing is remembered."""
+        """Give the network for a `with` block; remember where the noise stands unless it is the last turn."""
         model = self.model
         with turn(model), evaluating(model), ExitStack() as stack:
             if not isinstance(model, Perturbed):

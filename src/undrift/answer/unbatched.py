@@ -1,4 +1,4 @@
-"""One image where a batch is needed: PyTorch's own words for it come from the middle of a network, or from no place."""
+"""Explain the error of a network that got one image instead of a batch."""
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,12 @@ _SIDES = {1: "length", 2: "height × width", 3: "depth × height × width"}
 
 
 def refuse_unbatched(net: nn.Module, images: Tensor, error: Exception | None = None) -> None:
-    """Raise where a pass failed and its images have too few dimensions for the network's convolutions.
+    """Raise if a pass failed and its images have too few dimensions for the network's convolutions.
 
-    Asked only then: a network may take other shapes and bring them into order itself.
+    Only after a failure: a network may accept other shapes and reshape them itself.
 
     Args:
-        error: what the pass raised, where it did.
+        error: what the pass raised, if it did.
     """
     if isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, UndriftError) and not isinstance(error, OutputError)

@@ -1,4 +1,4 @@
-"""The user's own images and how they reach a network.
+"""Open the user's own images and bring them to a network.
 
 `domain` opens a folder, a tar, a list of files or an array. A `FileDomain` stays on disk and is decoded in worker
 processes; a `TensorDomain` lives in memory or on a GPU; `hold` makes the second from the first.
@@ -8,8 +8,8 @@ processes; a `TensorDomain` lives in memory or on a GPU; `hold` makes the second
     >>> for batch, names in clinic.named_batches(64): ...               # doctest: +SKIP
     >>> resident = clinic.hold("cuda")                                  # doctest: +SKIP
 
-Images that cannot be read are skipped, counted and named in `skipped` of the batches or of the held domain. A folder
-that does not hold images raises `DataError`. Nothing is downloaded, extracted or unpickled.
+Images that cannot be read are skipped, counted, and named in `skipped` of the batches or of the held domain. A folder
+without images raises `DataError`. Nothing is downloaded, extracted or unpickled.
 """
 
 from undrift.images.batches import Batches, Skipped

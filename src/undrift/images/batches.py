@@ -1,4 +1,4 @@
-"""Batches ready for a network, decoded in worker processes or taken from a tensor; what was skipped is reported."""
+"""Make batches for a network, decoded in worker processes or taken from a tensor, and report skipped images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Chunk = list[int]
 
 @dataclass
 class Skipped:
-    """Images that could not be read, each with its reason; the count is `len`, the report is `str`."""
+    """Images that could not be read, each with its reason; `len` counts them, `str` reports them."""
 
     total: int
     reasons: dict[str, str] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Skipped:
         return f"{len(self)} of {self.total} images could not be read and were skipped: {', '.join(shown)}{more}"
 
     def warn(self) -> None:
-        """Say it in a warning, from where the caller's caller stands."""
+        """Warn, from the line of the caller's caller."""
         warnings.warn(f"{self}. `skipped` names them all.", UndriftWarning, stacklevel=3)
 
 
 class Decoded(NamedTuple):
-    """What comes back for one chunk of indices. Plain values, as it may come from another process."""
+    """The decoded images of one chunk of indices; plain values, as they may come from another process."""
 
     indices: Chunk
     images: Tensor
@@ -53,10 +53,10 @@ class Decoded(NamedTuple):
 
 
 class Batches(Generic[Target]):
-    """Pairs of images (float, as the network wants them) and targets; can be gone through again and again.
+    """Pairs of images (float, preprocessed) and targets; can be iterated repeatedly.
 
-    Broken images are left out and written to `skipped`, which is complete after one pass; the first pass that skips
-    any says so in a warning. A pass without any that can be read raises, unless it `may_be_empty`.
+    Broken images are left out and added to `skipped`, which is complete after one pass; the first pass that skips any
+    warns. A pass without a readable image raises, unless `may_be_empty`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Batches(Generic[Target]):
         self._warned = False
 
     def __len__(self) -> int:
-        """Return the number of batches, one or more too high where whole batches are broken."""
+        """Return the number of batches; too high if whole batches are broken."""
         full, rest = divmod(self.skipped.total, self._batch_size)
         return full + (rest > 0 and not self._drop_last)
 
@@ -103,7 +103,7 @@ def read(
     skipped: Skipped,
     may_be_empty: bool = False,
 ) -> Iterator[Decoded]:
-    """Yield the chunks that have an image left, noting the broken ones in `skipped`; raises if none has."""
+    """Yield the chunks that have a readable image, adding broken ones to `skipped`; raise if there is none."""
     any_left = may_be_empty
     for decoded in fetch(chunks):
         skipped.reasons.update(decoded.broken)
@@ -117,7 +117,7 @@ def read(
 
 
 class FileFetch:
-    """Decodes chunks of sources, in worker processes where there are any."""
+    """Decodes chunks of sources, in worker processes if there are any."""
 
     def __init__(self, sources: Sequence[Source], preprocess: Preprocess, workers: int | None, pin: bool) -> None:
         self._decoder = _Decoder(sources, preprocess)
@@ -127,7 +127,7 @@ class FileFetch:
     def __call__(self, chunks: list[Chunk]) -> Iterable[Decoded]:
         """Return the decoded chunks in order."""
         if not all(isinstance(source, ArraySource) for source in self._decoder.sources):
-            pillow()  # said here, once, rather than as the reason of every single image
+            pillow()  # raise here, once, instead of giving it as the reason of every single image
         loader: DataLoader[Decoded] = DataLoader(
             self._decoder,
             sampler=chunks,  # an "index" is a chunk: one worker decodes a whole batch
@@ -161,7 +161,7 @@ class _Decoder(Dataset[Decoded]):
         return Decoded([], torch.empty(0), broken, problem) if problem else Decoded(indices, batch, broken, "")
 
     def _unlike(self, indices: Chunk, images: list[Tensor]) -> str:
-        """Return what to say of images that do not make a batch: most are of one size, and another is named."""
+        """Return the error for images of different sizes: the most frequent size, and one image of another."""
         (usual, count), *_ = Counter(image.shape for image in images).most_common()
         odd = next(place for place, image in enumerate(images) if image.shape != usual)
         name = self.sources[indices[odd]].name
@@ -171,8 +171,8 @@ class _Decoder(Dataset[Decoded]):
 def other_size(name: str, found: torch.Size, others: str, usual: torch.Size) -> str:
     """Return three facts about an image that cannot lie in one tensor with others.
 
-    It is not skipped as broken ones are: nothing is wrong with it, the size that most of a batch have is chance, and a
-    network that never sees upright photographs has adapted to something else.
+    It is not skipped like a broken one: the size that most of a batch have is chance, and a network that never sees
+    upright photographs has adapted to something else.
     """
     _, height, width = usual
     return (

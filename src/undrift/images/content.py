@@ -1,4 +1,4 @@
-"""Whether a domain is the one that a run began with: a checksum of what it holds."""
+"""Checksums of a domain's content, to recognise the domain that a run began with."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CHUNK = 4096
 def checksum(domain: Domain) -> str:
     """Return 16 hex digits: of the pixels in memory, or of the path and size of each file.
 
-    Files are not read, as that would take as long as the work itself. Paths count from the folder that all have in
-    common, so that a copy of it is the same domain.
+    Files are not read, as that would take as long as the work itself. Paths are relative to the common folder, so that
+    a copy is the same domain.
     """
     if not isinstance(domain, TensorDomain):
         return files_checksum(domain.sources)
@@ -43,5 +43,5 @@ def files_checksum(sources: Sequence[Source]) -> str:
 def _size(path: str) -> int:
     try:
         return Path(path).stat().st_size
-    except OSError:  # gone: left out when it is read, or no file at all
+    except OSError:  # gone, or no file
         return -1

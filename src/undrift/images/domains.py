@@ -1,4 +1,4 @@
-"""A domain: images of one kind, with or without labels, on disk (`FileDomain`) or in memory (`TensorDomain`)."""
+"""Domains: images of one kind, with or without labels, on disk (`FileDomain`) or in memory (`TensorDomain`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FileDomain:
 
     Args:
         name: what reports call it, such as "PACS photo".
-        sources: where each image lies.
-        labels: int64, one an image; None for images without labels.
+        sources: where each image is stored.
+        labels: int64, one per image; None for images without labels.
         class_names: the label's meaning, by index.
         preprocess: what is done to an image on its way out.
     """
@@ -58,12 +58,12 @@ class FileDomain:
         device: torch.device | str = "cpu",
         workers: int | None = None,
     ) -> Batches[Tensor]:
-        """Return (images, labels) on `device`, in order, or in an order drawn anew for each pass from `generator`.
+        """Return (images, labels) on `device`, in order, or shuffled for each pass by `generator`.
 
         Args:
             drop_last: leave out a last batch that is not full.
-            workers: processes that decode; 0 decodes in this one, None takes as many as there are cores, or as the
-                environment variable UNDRIFT_WORKERS says.
+            workers: processes that decode; 0 decodes in this one, None takes UNDRIFT_WORKERS from the environment, or
+                else one per core.
         """
         labels = _labels(self).to(device)
         return self._batches(lambda chunk: labels[chunk], batch_size, generator, drop_last, device, workers)
@@ -77,13 +77,13 @@ class FileDomain:
         device: torch.device | str = "cpu",
         workers: int | None = None,
     ) -> Batches[list[str]]:
-        """Return (images, names): `batches` for images without labels, the name saying where each one lies."""
+        """Return (images, names): `batches` for images without labels; names say where each one is stored."""
         return self._batches(
             lambda chunk: [self.sources[i].name for i in chunk], batch_size, generator, drop_last, device, workers
         )
 
     def hold(self, device: torch.device | str = "cpu", *, workers: int | None = None) -> TensorDomain:
-        """Decode everything once and return it as a `TensorDomain` on `device`: framed, uint8, still to be normalised.
+        """Decode everything once into a `TensorDomain` on `device`: resized and cropped, uint8, not normalised.
 
         4,000 images of 224×224 take 0.6 GB. With `preprocess.crop` None and `resize` (256, 256) it holds what random
         crops are cut from.
@@ -143,10 +143,10 @@ class TensorDomain:
 
     Args:
         name: what reports call it, such as "CIFAR-10 test".
-        labels: int64, one an image, on the images' device; None for images without labels.
+        labels: int64, one per image, on the images' device; None for images without labels.
         class_names: the label's meaning, by index.
         preprocess: what is still to be done to an image on its way out.
-        names: where each image came from; empty where its place in the domain says it all.
+        names: where each image came from; empty if its index says it all.
         skipped: what could not be read when the domain was made.
     """
 
@@ -186,7 +186,7 @@ class TensorDomain:
     def batches(
         self, batch_size: int, *, generator: torch.Generator | None = None, drop_last: bool = False
     ) -> Batches[Tensor]:
-        """Return (images, labels), in order, or in an order drawn anew for each pass from a CPU `generator`."""
+        """Return (images, labels), in order, or shuffled for each pass by a CPU `generator`."""
         labels = _labels(self)
         return self._batches(lambda chunk: labels[chunk], batch_size, generator, drop_last)
 
@@ -225,14 +225,14 @@ _D = TypeVar("_D", FileDomain, TensorDomain)
 
 
 def shuffle(domain: _D, seed: int = 0) -> _D:
-    """Return the domain in a random order: the same for the same seed and number of images."""
+    """Return the domain in a random order, which depends on seed and number of images only."""
     return domain.select(_order(len(domain), seed))
 
 
 def split(domain: _D, held_out: float = 0.1, seed: int = 0) -> tuple[_D, _D]:
     """Return (train, held out), drawn at random: SHOT's 90/10, or 80/20 with `held_out=0.2` (generalized setting).
 
-    The same seed and number of images give the same split, whatever the domain.
+    The split depends on seed and number of images only.
     """
     count = round(len(domain) * held_out)
     if not 0 < count < len(domain):
@@ -252,7 +252,7 @@ def _order(count: int, seed: int) -> list[int]:
 def _labels(domain: Domain) -> Tensor:
     if domain.labels is None:
         raise DataError(
-            f"{domain.name} has no labels; needed: one an image, for (images, labels). Use `named_batches`, which "
+            f"{domain.name} has no labels; needed: one per image, for (images, labels). Use `named_batches`, which "
             "gives (images, names)."
         )
     return domain.labels

@@ -1,4 +1,4 @@
-"""Labels beside an array of images: a .npy of whole numbers."""
+"""Read labels for an array of images: a .npy of integers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ def read_labels(path: Path) -> Array:
         labels: Array = np.load(path, allow_pickle=False)
     except BROKEN_ARRAY as error:
         raise DataError(
-            f"{path} cannot be read ({error}); needed: a .npy of whole numbers, one label an image. Copy it again, "
-            "or save it anew: numpy.save(path, labels.astype(int))."
+            f"{path} cannot be read ({error}); needed: a .npy of whole numbers, one label per image. Copy it again, "
+            "or save it again: numpy.save(path, labels.astype(int))."
         ) from error
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         kind = "text" if labels.dtype.kind in "US" else str(labels.dtype)

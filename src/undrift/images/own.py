@@ -1,4 +1,4 @@
-"""The user's own images, without labels: a folder, a tar, a list of files, an array, or one image."""
+"""Open the user's own images without labels: a folder, a tar, a list of files, an array, or one image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from undrift.images.tar import tar_sources
 from undrift.images.tree import contents, folder_sources
 
 LAYOUT = (
-    "a folder or an uncompressed .tar of images, a .txt with one path a line, a .npy of uint8 N×H×W×3, or an image "
+    "a folder or an uncompressed .tar of images, a .txt with one path per line, a .npy of uint8 N×H×W×3, or an image "
     f"({', '.join(ending.removeprefix('.') for ending in ENDINGS)})"
 )
 
@@ -23,11 +23,11 @@ def domain(path: str | PathLike[str], *, preprocess: Preprocess = RAW) -> FileDo
     """Return the images at a path as a domain without labels: `named_batches` gives (images, names).
 
     Args:
-        path: a folder (searched through and through, links followed, hidden files and folders left out), a tar (read
-            in place), a text file with one path a line (relative to the file; a label after the path, as in SHOT's
-            lists, is passed over), a .npy of uint8 N×H×W×3 or N×H×W (mapped into memory), or one image. An EXIF
-            orientation is ignored, as torchvision's ImageFolder and Pillow's open ignore it.
-        preprocess: what the network at hand expects of an image, such as `undrift.images.IMAGENET`.
+        path: a folder (searched recursively, links followed, hidden files and folders left out), a tar (read in
+            place), a text file with one path per line (relative to the file; a label after the path, as in SHOT's
+            lists, is ignored), a .npy of uint8 N×H×W×3 or N×H×W (memory-mapped), or one image. EXIF orientation is
+            ignored, as in torchvision's ImageFolder and Pillow's open.
+        preprocess: what the network expects, such as `undrift.images.IMAGENET`.
 
     Example:
         >>> batches = domain("clinic-b", preprocess=IMAGENET).named_batches(64)  # doctest: +SKIP
@@ -60,5 +60,5 @@ def _listed(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not text ({error}); needed: one path a line, in UTF-8. Write it again.") from error
+        raise DataError(f"{path} is not text ({error}); needed: one path per line, in UTF-8. Save it so.") from error
     return [line if is_image(line) else re.sub(r"\s+\d+$", "", line) for line in lines if line]

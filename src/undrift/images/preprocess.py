@@ -1,4 +1,4 @@
-"""What happens to an image before a network sees it: a value that can be compared, written down and read back."""
+"""Preprocessing of images as a value that can be compared, saved and loaded."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ MOST_PIXELS = 89_478_485
 
 @cache
 def _channelwise(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a value a channel, made once: a copy to a GPU for every batch would be a wait."""
+    """Return one value per channel, cached: copying it to a GPU for every batch would wait."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, centre crop, scale to [0, 1], normalise: in this order, each step optional.
+    """Resize, centre crop, scale to [0, 1], normalise, in this order; each step is optional.
 
     `frame` and `frame_image` do the geometry and keep uint8, so that images can be stored, sent to a device and
     corrupted at a quarter of the size; `normalise` does the rest; calling the object does both.
 
     Args:
-        mean: subtracted from [0, 1] images, one value a channel (1 or 3 channels).
-        std: divided by, after the mean.
-        resize: length of the shorter side, or (height, width); None leaves the size alone.
-        crop: side of the centre crop; None leaves the frame alone.
+        mean: subtracted from [0, 1] images, one value per channel (1 or 3 channels).
+        std: divides, after the mean.
+        resize: length of the shorter side, or (height, width); None keeps the size.
+        crop: side of the centre crop; None does not crop.
         interpolation: "nearest", "bilinear" or "bicubic"; the last two are antialiased.
 
     Example:
@@ -132,7 +132,7 @@ class Preprocess:
         return self.normalise(self.frame_image(image)[None])[0]
 
     def without_resize(self) -> Preprocess:
-        """Return the same for images that were resized before (ImageNet-C's files, say): crop and normalise only."""
+        """Return the same for images that are resized already (such as ImageNet-C's files): crop and normalise only."""
         return replace(self, resize=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        """Return what `to_dict` wrote; a name it does not know is an error, as it would be left out silently."""
+        """Return what `to_dict` wrote; raise on unknown names."""
         known = {field.name for field in fields(cls)}
         if not values.keys() <= known:
             raise DataError(
@@ -154,7 +154,7 @@ class Preprocess:
         return cls(**plain)
 
     def differences(self, other: Preprocess) -> list[str]:
-        """Return one line for each field in which `other` differs, empty when both are the same."""
+        """Return one line for each field in which `other` differs."""
         pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return [f"{name}: {mine} against {theirs}" for name, mine, theirs in pairs if mine != theirs]
 

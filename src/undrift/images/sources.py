@@ -1,4 +1,4 @@
-"""Where one image lies: a file, a member of a tar, a row of a .npy. Small values that travel to worker processes."""
+"""Locations of single images: a file, a member of a tar, a row of a .npy; small values for worker processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".ti
 
 UNREADABLE = (
     DataError,  # ours: smaller than the crop, more than 8 bits a channel
-    OSError,  # missing, truncated, unknown: most of what Pillow finds
+    OSError,  # missing, truncated, unknown: most of Pillow's errors
     *(SyntaxError, ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError, MemoryError),  # broken headers
-    *(struct.error, zlib.error, Warning),  # Warning: an image so large that Pillow suspects a decompression bomb
+    *(struct.error, zlib.error, Warning),  # a Warning for images so large that Pillow suspects a decompression bomb
 )
 """What decoding a broken image is known to raise."""
 
@@ -37,11 +37,11 @@ BROKEN_ARRAY = (OSError, EOFError, ValueError, SyntaxError, TokenError, TypeErro
 
 
 class Source(Protocol):
-    """One image that can be read when it is wanted."""
+    """One image that can be read on demand."""
 
     @property
     def name(self) -> str:
-        """Where it lies, in words for people."""
+        """Where it is stored, for people to read."""
         ...
 
     def read(self, preprocess: Preprocess) -> Tensor:
@@ -91,7 +91,7 @@ class TarSource:
 
 @dataclass(frozen=True)
 class LostSource:
-    """An image that a tar names and does not hold: it is counted among the broken ones, not passed over."""
+    """An image that a tar names but does not hold; it counts as broken."""
 
     tar: str
     member: str
@@ -120,7 +120,7 @@ class ArraySource:
         return f"{self.path}[{self.row}]"
 
     def read(self, preprocess: Preprocess) -> Tensor:
-        """Return the row's image; a grey one is repeated where three channels are wanted."""
+        """Return the row's image; grey is repeated if three channels are needed."""
         pixels = torch.from_numpy(np.array(open_array(Path(self.path))[self.row]))
         image = pixels[None] if pixels.dim() == 2 else pixels.permute(2, 0, 1)
         if len(image) == 1:
@@ -132,7 +132,7 @@ def decode(encoded: bytes, preprocess: Preprocess) -> Tensor:
     """Return an encoded image framed, uint8 C×H×W. An EXIF orientation is left alone, as in most training programs."""
     image_module = pillow()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # remarks on meta data of images that decode well
+        warnings.simplefilter("ignore")  # about metadata of images that decode well
         warnings.simplefilter("error", image_module.DecompressionBombWarning)
         try:
             with image_module.open(io.BytesIO(encoded)) as image:
@@ -148,7 +148,7 @@ def decode(encoded: bytes, preprocess: Preprocess) -> Tensor:
 
 
 def pillow() -> ModuleType:
-    """Return `PIL.Image`, or say how to get it."""
+    """Return `PIL.Image`; raise with the way to install it."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -179,7 +179,7 @@ def open_array(path: Path) -> Images:
             "Write it again with numpy.save."
         )
     if array.ndim == 3 and array.shape[2] in (1, 3, 4):
-        # Rows of one photograph would pass for hundreds of grey images, three pixels wide.
+        # Else the rows of one photograph would count as hundreds of grey images, three pixels wide.
         rows, side, width = array.shape
         raise DataError(
             f"{path} holds uint8 of shape {array.shape}: one image of {rows}×{side}, or {rows} grey ones of "

@@ -1,4 +1,4 @@
-"""The images of a tar, found in one pass over its headers; a link is the image that it leads to."""
+"""Find the images of a tar in one pass over its headers, following links."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MOST_LINKS = 40
 def tar_sources(path: Path) -> list[TarSource | LostSource]:
     """Return the images of a tar in its own order, hidden files and folders left out.
 
-    A hidden folder that holds all of them is not hidden here: the tar was asked for.
+    A hidden folder that holds all of them does not count as hidden.
     """
     try:
-        with tarfile.open(path, "r:") as tar:  # uncompressed only: members must be found by their offset
+        with tarfile.open(path, "r:") as tar:  # uncompressed only, as members are read by offset
             members = list(tar)
     except (tarfile.TarError, OSError) as error:
         raise DataError(
@@ -47,7 +47,7 @@ def common_start(paths: Iterable[Sequence[str]]) -> int:
 
 
 def _tar_source(tar: str, member: tarfile.TarInfo, by_name: dict[str, tarfile.TarInfo]) -> TarSource | LostSource:
-    """Return a member, or under its name what it links to: tar stores a file with two names once."""
+    """Return a member, or what it links to under its name, as tar stores a file with two names once."""
     found = _followed(member, by_name)
     if found is None or not found.isreg():
         return LostSource(tar, member.name, f"a link to {member.linkname}, which is not in the tar")
@@ -57,7 +57,7 @@ def _tar_source(tar: str, member: tarfile.TarInfo, by_name: dict[str, tarfile.Ta
 
 
 def _followed(member: tarfile.TarInfo, by_name: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo | None:
-    """Return what a member links to, or the member itself; None where that is not in the tar."""
+    """Return what a member links to, or the member itself; None if that is not in the tar."""
     found: tarfile.TarInfo | None = member
     for _ in range(MOST_LINKS):
         if found is None or not _is_link(found):
@@ -68,7 +68,7 @@ def _followed(member: tarfile.TarInfo, by_name: dict[str, tarfile.TarInfo]) -> t
 
 
 def _warn_of_folders(path: Path, members: Sequence[tarfile.TarInfo], by_name: dict[str, tarfile.TarInfo]) -> None:
-    """Say which links lead to folders, or out of the tar: on a disk a class may be one, and here it is left out."""
+    """Warn of links to folders or out of the tar, which are left out; on a disk a class may be one."""
     links = [member for member in members if member.issym() and not posixpath.splitext(member.name)[1]]
     ends = [_followed(member, by_name) for member in links]
     out = [f"{m.name} to {m.linkname}" for m, end in zip(links, ends, strict=True) if end is None or not end.isreg()]

@@ -1,17 +1,15 @@
-"""Trees with one folder a class, on disk or in a tar, checked against what a benchmark publishes."""
+"""Read trees with one folder per class, on disk or in a tar."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import torch
 
-from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._errors import OptionError
 from undrift.images.domains import FileDomain, shuffle
 from undrift.images.preprocess import Preprocess
 from undrift.images.sources import FileSource, Source, is_image
@@ -20,60 +18,10 @@ from undrift.images.tar import common_start, tar_sources
 Classes = dict[str, list[Source]]
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """What a benchmark of several domains publishes.
-
-    Args:
-        title: its name.
-        domains: for each domain its folder (with other spellings of it) and its number of images.
-        class_names: the class folders of every domain.
-        inside: folders between the root and the domains, in some copies.
-        below: a folder between a domain and its classes, in some copies.
-        origin: where it comes from.
-    """
-
-    title: str
-    domains: Mapping[str, tuple[tuple[str, ...], int]]
-    class_names: tuple[str, ...]
-    origin: str
-    inside: tuple[str, ...] = ()
-    below: str = ""
-
-    def load(self, root: str | os.PathLike[str], domain: str, preprocess: Preprocess, seed: int | None) -> FileDomain:
-        """Return one domain, or raise or warn about what is wrong with the folder."""
-        choose(domain, self.domains, f"{self.title} domain")
-        spellings, images = self.domains[domain]
-        folders = [
-            Path(root, *between, name) for between in ((), *((part,) for part in self.inside)) for name in spellings
-        ]
-        place = first_existing([path for folder in folders for path in (folder / self.below, folder, f"{folder}.tar")])
-        layout = f"{spellings[0]}/CLASS/IMAGE with {len(self.class_names)} classes, or {spellings[0]}.tar"
-        if place is None:
-            raise layout_error(Path(root), layout, self.origin)
-        classes = read_classes(place)
-        missing = [name for name in self.class_names if not classes.get(name)]
-        unknown = sorted(classes.keys() - set(self.class_names))
-        if missing or unknown:
-            raise DataError(
-                f"{place} has {len(classes)} class folders, {_some(missing)} missing and {_some(unknown)} unknown; "
-                f"needed: {layout}, each class with its images. {self.origin}"
-            )
-        found = sum(len(sources) for sources in classes.values())
-        if found != images:
-            warnings.warn(
-                f"{place} has {found} images; {self.title} publishes {images} for {domain}. The copy is partial or "
-                "changed: results will not compare with published ones.",
-                UndriftWarning,
-                stacklevel=3,
-            )
-        return labelled(f"{self.title} {domain}", classes, self.class_names, preprocess, seed)
-
-
 def labelled(
     name: str, classes: Classes, class_names: Sequence[str], preprocess: Preprocess, seed: int | None
 ) -> FileDomain:
-    """Return the domain of a tree, shuffled with `seed`, as files lie sorted by class; None leaves them so."""
+    """Return the domain of a tree, shuffled with `seed` (None keeps it sorted by class)."""
     pairs = [(source, label) for label, key in enumerate(class_names) for source in classes.get(key, ())]
     labels = torch.tensor([label for _, label in pairs], dtype=torch.long)
     domain = FileDomain(name, tuple(source for source, _ in pairs), labels, tuple(class_names), preprocess)
@@ -83,8 +31,8 @@ def labelled(
 def read_classes(place: Path) -> Classes:
     """Return the images of each class, sorted by name, of a folder CLASS/… or of a tar CLASS/….
 
-    A tar often holds the folder itself (photo/CLASS/…): folders that all its images share are no classes, as long as
-    each image keeps one. An image beside two classes or more has none, as in a folder.
+    A tar often holds the folder itself (photo/CLASS/…), so folders that all images share are no classes, as long as
+    each image keeps one. As in a folder, an image beside the classes has none.
     """
     if place.is_dir():
         folders = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -92,7 +40,7 @@ def read_classes(place: Path) -> Classes:
     found = [(_folders(source.member), source) for source in sorted(tar_sources(place), key=lambda s: s.member)]
     holding = {above for above, _ in found if above}
     parents = {above[:depth] for above in holding for depth in range(len(above))}
-    # A folder with images and folders is the classes' (photo/preview.png) or a class (dog/1.png and dog/left/2.png).
+    # A folder with images and folders may hold the classes (photo/preview.png) or be one (dog/1.png, dog/left/2.png).
     for those in (holding - parents, holding):
         shared = common_start(above[:-1] for above in those)
         classes: Classes = {}
@@ -109,14 +57,14 @@ def _folders(member: str) -> tuple[str, ...]:
 
 
 def folder_sources(folder: Path) -> Iterable[FileSource]:
-    """Yield the images below a folder, sorted by path; hidden ones are left out, and links to folders followed.
+    """Yield the images below a folder, sorted by path, without hidden ones; links to folders are followed.
 
-    A link to a folder that is met under its own name is not: it would rename the images if it sorts before it.
+    A link to a folder that the walk reaches anyway is not followed, as it could rename the images.
     """
     root, seen = Path(os.path.realpath(folder)), set[str]()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
-        if real in seen:  # a link back to a folder above would go round for ever
+        if real in seen:  # a link to a folder above would loop
             folders.clear()
             continue
         seen.add(real)
@@ -127,7 +75,7 @@ def folder_sources(folder: Path) -> Iterable[FileSource]:
 
 
 def _met_anyway(path: Path, root: Path) -> bool:
-    """Whether a folder is a link to one below the root, and not to a hidden one, where no walk comes by."""
+    """Return whether a folder is a link to one below the root that is not hidden, and so is walked anyway."""
     real = Path(os.path.realpath(path)) if path.is_symlink() else None
     return (
         real is not None
@@ -136,18 +84,8 @@ def _met_anyway(path: Path, root: Path) -> bool:
     )
 
 
-def first_existing(paths: Iterable[str | Path]) -> Path | None:
-    """Return the first path that exists."""
-    return next((Path(path) for path in paths if Path(path).exists()), None)
-
-
-def layout_error(root: Path, layout: str, origin: str) -> DataError:
-    """Return the error for a root that does not hold what it should."""
-    return DataError(f"{contents(root)}; needed: {layout}. {origin}")
-
-
 def contents(root: Path) -> str:
-    """Return what lies at a path, in words."""
+    """Describe what is at a path."""
     if not root.exists():
         return f"there is no {root}"
     if not root.is_dir():
@@ -157,13 +95,9 @@ def contents(root: Path) -> str:
 
 
 def choose(name: str, known: Iterable[str], what: str) -> None:
-    """Raise if `name` is not among the known ones, with the closest of them."""
+    """Raise if `name` is unknown; suggest the closest known one."""
     known = tuple(known)
     if name not in known:
         close = difflib.get_close_matches(name.lower().replace(" ", "_").replace("-", "_"), known, n=1)
         hint = f"Did you mean {close[0]!r}?" if close else "Choose one of these."
         raise OptionError(f"there is no {what} {name!r}; known: {', '.join(known)}. {hint}")
-
-
-def _some(names: list[str]) -> str:
-    return f"{len(names)} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})" if names else "0"

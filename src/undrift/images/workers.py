@@ -1,4 +1,4 @@
-"""Worker processes that decode images: how many there are, and what is said where one is lost."""
+"""Worker processes that decode images: their number, and the error when one is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES = ("DataLoader worker (pid", "Pin memory thread exited", "Too many open f
 
 
 def usual_workers(images: int) -> int:
-    """Return how many processes to decode with: none for a few images, else UNDRIFT_WORKERS, or one a core.
+    """Return the number of decoding processes: none for a few images, else UNDRIFT_WORKERS, or one per core.
 
     Raises:
         OptionError: the variable holds something else than a number from 0 up.
@@ -32,7 +32,7 @@ def usual_workers(images: int) -> int:
     if text and not text.isdecimal():
         raise OptionError(
             f"the environment variable {VARIABLE} is {text!r}; needed: how many processes decode images, 0 for none. "
-            "Correct it, or unset it for one a core."
+            "Correct it, or unset it for one per core."
         )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return 0 if images < FEW else int(text) if text else cores

@@ -1,1 +1,1 @@
-"""How well it went: metrics, reports, plots, and verdicts without labels."""
+"""Metrics, reports, plots, and verdicts without labels."""

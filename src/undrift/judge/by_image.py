@@ -1,4 +1,4 @@
-"""What each layer of a network gives for each image: one vector, whatever the network does to the batch in between."""
+"""Collect one vector per layer and image, even if the network reshapes the batch in between."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,8 +42,8 @@ def activations(
 ) -> dict[str, Tensor]:
     """Return each layer's output for all images, averaged over positions: images × channels.
 
-    A layer that is not of an image has no such output: one that a pass does not call, or that sees something else than
-    the batch, such as a table of positions. It is left out, or refused where the user has named it.
+    A layer that a pass does not call, or that sees something else than the batch (a table of positions), has no output
+    per image. It is left out, or refused if the user has named it.
     """
     seen: dict[str, list[Tensor]] = {name: [] for name in chosen}
     calls: dict[str, list[Tensor]] = {name: [] for name in chosen}
@@ -63,7 +63,7 @@ def activations(
 
 @contextmanager
 def _watching(net: nn.Module, chosen: dict[str, nn.Module], calls: dict[str, list[Tensor]]) -> Iterator[None]:
-    """Write down what the chosen layers give, as long as `calls` has a list for them."""
+    """Record the outputs of the chosen layers, as long as `calls` has a list for them."""
     handles = []
     beside = _attentions_beside(net)
     for name, module in chosen.items():
@@ -82,9 +82,10 @@ def _watching(net: nn.Module, chosen: dict[str, nn.Module], calls: dict[str, lis
 
 
 def _attentions_beside(net: nn.Module) -> dict[nn.Module, list[nn.MultiheadAttention]]:
-    """Return the attentions whose tokens a layer sees: an attention itself; those beside a linear layer, in its parent.
+    """Return the attentions whose tokens a layer sees: itself, or those beside a linear layer in the same parent.
 
-    So it is in PyTorch's own encoder and decoder layers. A linear layer does not say itself what stands first.
+    A linear layer does not say which dimension holds the images; in PyTorch's encoder and decoder layers the attention
+    beside it does.
     """
     found: dict[nn.Module, list[nn.MultiheadAttention]] = {}
     for parent in net.modules():
@@ -98,7 +99,7 @@ def _attentions_beside(net: nn.Module) -> dict[nn.Module, list[nn.MultiheadAtten
 
 
 def _pooled(module: nn.Module, output: Tensor, tokens_first: bool) -> Tensor:
-    """Return one vector a row: convolutions have their channels second, linear layers and attention last."""
+    """Return one vector per row: convolutions have channels second, linear layers and attention last."""
     kind = known_layers.kind(module)
     if tokens_first and output.ndim == 3:
         output = output.transpose(0, 1)
@@ -108,7 +109,7 @@ def _pooled(module: nn.Module, output: Tensor, tokens_first: bool) -> Tensor:
 
 
 def _refusal(name: str, calls: list[Tensor], images: int) -> str | None:
-    """Return why what a layer gave in one pass is not of its images, or None if it is."""
+    """Return why a layer's output in one pass is not per image, or None if it is."""
     if not calls:
         return (
             f"the network did not call {name!r} in a pass of {images} images; needed: an output for every image. Name "
@@ -134,11 +135,11 @@ def _refusal(name: str, calls: list[Tensor], images: int) -> str | None:
 
 
 def _by_image(calls: list[Tensor], images: int) -> Tensor:
-    """Return one vector an image from what a layer gave in one pass, whose rows may be parts of images.
+    """Return one vector per image from a layer's output in one pass, whose rows may be parts of images.
 
-    Parts of one image are alike: were each a row, those held out would be known from those that were fitted.
+    Parts of one image are alike. As rows of their own they would leak from the fitted half into the held-out half.
     """
-    # Images are outermost where a network cuts them up: batch × windows becomes the first dimension.
+    # A network that cuts images up keeps them outermost: the first dimension is batch × windows.
     return torch.stack([rows.unflatten(0, (images, -1)).mean(1) for rows in calls]).mean(0)
 
 

@@ -1,4 +1,4 @@
-"""What happened in an adaptation, step by step: prints as a table, saves as JSON, plots."""
+"""The record of an adaptation, step by step: prints as a table, saves as JSON, plots."""
 
 import dataclasses
 import json
@@ -18,18 +18,18 @@ PLOTTED = ("loss", "kl", "entropy", "balance")
 
 
 @dataclass(frozen=True)
-class Row:
+class HistoryRow:
     """The numbers of one step, or their means over an epoch.
 
     Attributes:
         epoch: counted from 1.
-        step: counted from 1 over all epochs; of an epoch, its last.
+        step: counted from 1 over all epochs; the last one of an epoch.
         loss: likelihood + kl.
-        likelihood: what the likelihood gave, a mean over the images and draws.
+        likelihood: the likelihood's loss, a mean over images and draws.
         kl: the KL as the objective adds it.
         entropy: mean entropy of the noisy predictions, in nats.
         balance: entropy of the batch's mean prediction over ln(classes): 1 is balanced, 0 is one class.
-        lr: learning rate of norm affine parameters; of an epoch, its last.
+        lr: learning rate of norm affine parameters; the last one of an epoch.
     """
 
     epoch: int
@@ -47,18 +47,18 @@ class History:
     """What `adapt` gives back; `print(history)` is a table.
 
     Attributes:
-        steps: a row each step that was made.
-        surveys: what one pass over the domain said after an epoch, by epoch; 0 is the source network.
+        steps: one row per step.
+        surveys: one pass over the domain after each epoch, by epoch; 0 is the source network.
         verdict: the label-free verdict; None while the run is not finished.
         kept_epoch: the epoch whose state the model has.
-        bad_images: places of images with NaN or infinity, skipped.
-        bad_steps: steps not made because loss or gradient was not finite.
+        bad_images: indices of images with NaN or infinity, which were skipped.
+        bad_steps: steps left out because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
-        idle_steps: steps not made because the likelihood asked nothing of their batch.
+        idle_steps: steps left out because the likelihood asked nothing of their batch.
         model: the network that was adapted; not part of what is saved.
     """
 
-    steps: tuple[Row, ...] = ()
+    steps: tuple[HistoryRow, ...] = ()
     surveys: dict[int, Survey] = dataclasses.field(default_factory=dict)
     verdict: Verdict | None = None
     kept_epoch: int = 0
@@ -69,12 +69,12 @@ class History:
     model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
-    def epochs(self) -> tuple[Row, ...]:
+    def epochs(self) -> tuple[HistoryRow, ...]:
         """The means of each epoch's steps."""
         return tuple(_mean(list(rows)) for _, rows in groupby(self.steps, key=lambda row: row.epoch))
 
     def __str__(self) -> str:
-        names = [f.name for f in dataclasses.fields(Row)]
+        names = [f.name for f in dataclasses.fields(HistoryRow)]
         lines = ["".join(f"{name:>11}" for name in names)]
         lines += ["".join(_cell(getattr(row, name)) for name in names) for row in self.epochs]
         if self.bad_images:
@@ -90,13 +90,13 @@ class History:
         return "\n".join(lines)
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Say in warnings what the user should know: skipped images, steps not made, a collapse."""
+        """Warn of skipped images, steps that were left out, and a collapse."""
         if self.bad_images or self.bad_steps:
             named = f" (at {places(self.bad_images)})" if self.bad_images else ""
             warnings.warn(
                 f"{len(self.bad_images)} images hold NaN or infinity and were skipped{named}; {self.bad_steps} steps "
-                "were not made, their loss or gradient not finite. The others went on. Mend or leave out the images "
-                "in history.bad_images; for steps, lower the learning rate.",
+                "were not made, because loss or gradient was not finite. Correct or leave out the images in "
+                "history.bad_images; if steps were not made, lower the learning rate.",
                 UndriftWarning,
                 stacklevel=stacklevel,
             )
@@ -139,14 +139,14 @@ class History:
         """Return the history with these values (`as_dict` without its epochs, which follow from the steps)."""
         verdict = plain["verdict"]
         return cls(
-            steps=tuple(Row(**row) for row in plain["steps"]),
+            steps=tuple(HistoryRow(**row) for row in plain["steps"]),
             surveys={int(epoch): Survey(**values) for epoch, values in plain["surveys"].items()},
             verdict=verdict and Verdict(Survey(**verdict["before"]), Survey(**verdict["after"])),
             kept_epoch=plain["kept_epoch"],
             bad_images=tuple(plain["bad_images"]),
             bad_steps=plain["bad_steps"],
             lone_batches=plain["lone_batches"],
-            idle_steps=plain.get("idle_steps", 0),  # older files do not have it
+            idle_steps=plain.get("idle_steps", 0),  # missing in older files
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:
@@ -177,10 +177,10 @@ def places(indices: tuple[int, ...], few: int = 10) -> str:
     return ", ".join(map(str, indices[:few])) + more
 
 
-def _mean(rows: list[Row]) -> Row:
+def _mean(rows: list[HistoryRow]) -> HistoryRow:
     names = ("loss", "likelihood", "kl", "entropy", "balance")
     means = {name: sum(getattr(row, name) for row in rows) / len(rows) for name in names}
-    return Row(epoch=rows[-1].epoch, step=rows[-1].step, lr=rows[-1].lr, **means)
+    return HistoryRow(epoch=rows[-1].epoch, step=rows[-1].step, lr=rows[-1].lr, **means)
 
 
 def _cell(value: float) -> str:

@@ -1,4 +1,4 @@
-"""How good predictions are: error, likelihood, calibration. All are fractions, in [0, 1] where they can be."""
+"""Error, likelihood and calibration of predictions, as fractions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from torch import Tensor
 from undrift._errors import DataError, OptionError
 
 BINS = 15
-_ROUNDED = 0.02  # how far bfloat16 takes a row's sum from 1, also of a mean that was added up in it
-_LEAST = 2.0**-126  # the least normal float32: a probability of 0 costs 87.3 nats, not infinity
+_ROUNDED = 0.02  # how far bfloat16 rounding takes the sum of a row from 1
+_LEAST = 2.0**-126  # smallest normal float32: a probability of 0 costs 87.3 nats, not infinity
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Four numbers for one set of predictions, how many images they are from, and how many of those got no answer.
+    """Four scores of one set of predictions, the number of images, and how many of them got no answer.
 
     An image without an answer (NaN in it, or in its logits) counts as wrong, with uniform probabilities.
     """
@@ -49,7 +49,7 @@ class Reliability:
 
 
 class Tally:
-    """Scores of predictions that come batch by batch; five numbers an image are kept, not its probabilities."""
+    """Scores predictions batch by batch; keeps five numbers per image, not its probabilities."""
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
@@ -73,7 +73,7 @@ class Tally:
             raise OptionError(f"bins={bins!r} is not a whole number from 1 up; needed: one. Most papers take {BINS}.")
         confidence, correct, *_ = self._all()
         bins = int(bins)
-        # Bin i is (i / bins, (i + 1) / bins]: a confidence on an edge belongs below it.
+        # Bin i is (i / bins, (i + 1) / bins]: a confidence on an edge belongs to the lower bin.
         place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
         counts = torch.bincount(place, minlength=bins)
         sums = [torch.zeros(bins, dtype=torch.float64).index_add_(0, place, v) for v in (confidence, correct)]
@@ -127,7 +127,7 @@ def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 
 def harmonic_mean(values: Sequence[float]) -> float:
-    """Return n / Σ 1/v, and 0 where a value is 0: good only where all are good.
+    """Return n / Σ 1/v, or 0 if a value is 0: high only if all values are.
 
     Examples:
         >>> round(harmonic_mean([0.766, 0.716]), 3)
@@ -139,16 +139,16 @@ def harmonic_mean(values: Sequence[float]) -> float:
 
 
 def check(probs: Tensor, labels: Tensor) -> None:
-    """Raise where labels cannot be those of these predictions."""
+    """Raise if labels cannot belong to these predictions."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; needed: one whole number an image. "
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; needed: one whole number per image. "
             "Give class indices: one_hot.argmax(1) for one-hot labels."
         )
     if probs.ndim != 2 or len(probs) != len(labels):
         raise DataError(
-            f"predictions of shape {tuple(probs.shape)} meet {len(labels)} labels; needed: a row of probabilities a "
-            "label. Let the loader yield images with their own labels."
+            f"predictions of shape {tuple(probs.shape)} meet {len(labels)} labels; needed: one row of probabilities "
+            "per label. Let the loader yield images with their own labels."
         )
     if not len(labels):
         return

@@ -1,6 +1,6 @@
-"""Pictures: σ per layer, reliability, error per domain. Each title says what the picture shows.
+"""Plot σ per layer, reliability, and error per domain; each title says what the picture shows.
 
-Drawn without pyplot, so they work without a screen and leave the user's backend alone; written whole or not at all.
+Drawn without pyplot: no screen is needed, and the user's backend stays. Files are written whole or not at all.
 """
 
 import io
@@ -180,7 +180,7 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
         if _labels(found) != labels:
             raise DataError(
                 f"{name} has the domains {', '.join(_labels(found))}, the first report {', '.join(labels)}; needed: "
-                "the same ones in each. Draw them in pictures of their own."
+                "the same ones in each. Draw them separately."
             )
         colour, errors = COLOURS[i % len(COLOURS)], [100 * r.scores.error for r in found.of("target")]
         where = [at + (i - (len(named) - 1) / 2) * width for at in range(len(labels))]
@@ -214,7 +214,7 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
 
 
 def _plain(text: str) -> str:
-    """Return a text as matplotlib shows it letter by letter: names between dollar signs would be read as formulas."""
+    """Escape a text for matplotlib, which reads what stands between dollar signs as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -223,7 +223,7 @@ def _labels(found: "Report") -> list[str]:
 
 
 def _figure(path: str | os.PathLike[str], width: float, height: float) -> Any:
-    """Return an empty figure, after everything that could stop it from being saved was looked at."""
+    """Return an empty figure, after checking that it can be saved."""
     if Path(path).suffix.lower() != ".png":
         raise OptionError(f"{path} does not end in .png; pictures are PNG files. Name it {Path(path).stem}.png.")
     check(path)

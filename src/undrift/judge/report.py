@@ -1,4 +1,4 @@
-"""What an evaluation found: prints as a table, saves as JSON, plots."""
+"""The scores of an evaluation: prints as a table, saves as JSON, plots."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ class Result:
         reliability: the bins of its reliability diagram.
         role: "target"; "source": held-out source images, under the adapted network; "source before": the same under
             the network as it was before.
-        task: which adaptation it belongs to, where there are several.
+        task: which adaptation it belongs to, if there are several.
     """
 
     domain: str
@@ -43,7 +43,7 @@ class Report:
 
     Attributes:
         setting: "offline", "generalized" or "continual".
-        results: one a domain, in order.
+        results: one per domain, in order.
         about: what was evaluated and how (samples, temperature, versions).
     """
 
@@ -96,7 +96,7 @@ class Report:
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         try:
             text.encode()
-        except UnicodeEncodeError:  # a folder's name that is not UTF-8: as \udc…, which `load` reads back
+        except UnicodeEncodeError:  # a folder's name that is not UTF-8 becomes \udc…, which `load` reads back
             text = json.dumps(self.to_dict(), indent=1, allow_nan=False)
         return write_text(path, text + "\n")
 
@@ -130,7 +130,7 @@ def join(reports: Iterable[Report]) -> Report:
     given = list(reports)
     if not given or len({r.setting for r in given}) != 1:
         found = ", ".join(r.setting for r in given) or "nothing"
-        raise DataError(f"{found} cannot be joined; needed: reports of one setting. Join each setting by itself.")
+        raise DataError(f"{found} cannot be joined; needed: reports of one setting. Join each setting separately.")
     keys = [(x.task, x.role, x.domain) for r in given for x in r.results]
     if len(set(keys)) < len(keys):
         twice = next(k for k in keys if keys.count(k) > 1)

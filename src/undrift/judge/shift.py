@@ -1,9 +1,9 @@
-"""How far two domains lie apart in each layer of a network, and how large the learned noise is there.
+"""Measure per layer how far two domains lie apart (A-distance), and how large the learned noise is.
 
     undrift.shift.a_distance(net, source_images, target_images)     # {"conv1": 1.96, "layer1.0.conv1": 1.88, …}
-    undrift.shift.sigma(model)                                      # Σσ a layer, where it started, σ over std(kernel)
+    undrift.shift.sigma(model)                                      # per layer: Σσ, its start, σ over std(kernel)
 
-The paper sets the one beside the other: a larger shift should come with a larger σ.
+The paper compares the two: a larger shift should come with a larger σ.
 """
 
 import warnings
@@ -29,8 +29,8 @@ from undrift.posterior.statistics import fitting_mean, noise_kept
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
 
-LEAST = 8  # images of each domain: fewer tell nothing about a held-out error
-FEW = 40  # with so few, chance alone is a quarter of the scale one time in twenty
+LEAST = 8  # images of each domain: fewer say nothing about a held-out error
+FEW = 40  # with so few, chance alone gives a quarter of the scale one time in twenty
 NEWTON_STEPS = 20
 PENALTY = 1e-2
 
@@ -49,10 +49,10 @@ class LayerSigma(Sigma):
 
 
 def sigma(model: Perturbed) -> tuple[LayerSigma, ...]:
-    """Return how large the noise of each layer is, beside where it started, in the network's order.
+    """Return how large the noise of each layer is, and where it started, in the network's order.
 
     The paper's measure of a layer's uncertainty is ‖σ‖₁ = Σσ over the layer's variances (`l1`). It grows with the
-    number and the size of the kernels, so it rises with depth before anything was learned; `relative`, σ over the
+    number and the size of the kernels, so it rises with depth before anything is learned; `relative`, σ over the
     standard deviation of its kernel, does not.
 
     Examples:
@@ -90,36 +90,36 @@ def a_distance(
         d_A = 2 (1 − 2 ε)
 
     ε is the held-out error of a linear classifier (logistic regression) that tells the two domains apart by the layer's
-    output, averaged over positions: 0 where they cannot be told apart, 2 where they always can. Each half of the images
-    is classified by what was fitted on the other half, so every image counts once. Of the larger domain as many images
-    are drawn as the smaller one has. Images with NaN or infinite values are left out.
+    output, averaged over positions: 0 if they cannot be told apart, 2 if they always can. A classifier fitted on one
+    half of the images classifies the other half, and the reverse, so every image counts once. The larger domain is
+    subsampled to the size of the smaller. Images with NaN or infinite values are left out.
 
-    **Chance is a part of it.** An error above one half counts as one half, so no shift is 0 at best, and on average a
-    little more. Two sets of one domain (MNIST's digits, five layers of 10 to 64 features, 100 pairs) had:
+    **Chance is a part of it.** An error above one half counts as one half, so without any shift the distance is 0 at
+    best and slightly more on average. Two sets of one domain (MNIST, five layers of 10 to 64 features, 100 pairs) had:
 
         images of each     8      40     50     100    200    500    1,000
         mean               0.24   0.14   0.12   0.05   0.04   0.03   0.02
         one in twenty      1.00   0.50   0.44   0.22   0.18   0.09   0.07
 
-    So give hundreds, and compare with two halves of one domain, each as large as the sets that you compare. Below 40 of
-    each it warns, below 8 it refuses.
+    So give hundreds of images, and compare with two halves of one domain of the same size. Below 40 images it warns,
+    below 8 it raises.
 
-    Each image is one row. Where a layer's output has a multiple of the batch's rows, such as windows of attention
-    (Swin), they are taken to stand image by image and are averaged; so are the calls of a layer that is called twice.
-    Attention with batch_first=False has tokens in its first dimension and images in its second; linear layers beside it
-    in the same module, as in nn.TransformerEncoderLayer, are taken to have them so, too.
+    Each image is one row. If a layer's output has a multiple of the batch's rows, such as windows of attention (Swin),
+    the rows of an image are taken to be consecutive and are averaged; so are the calls of a layer that is called twice.
+    Attention with batch_first=False has tokens first and images second, and so, it is assumed, have linear layers
+    beside it in the same module, as in nn.TransformerEncoderLayer.
 
     Args:
-        net: any network; of a perturbed one, the adapted network without noise. Where its norm statistics are those of
-            noisy steps, which do not fit it so, it sees all these images once before, for statistics of its own.
-        one: images: a tensor, a domain of `undrift.images`, or an iterable of batches. Labels are not looked at.
+        net: any network; a perturbed one is measured adapted and without noise. If its norm statistics are those of
+            noisy steps, it first sees all images once, to collect statistics without noise.
+        one: images: a tensor, a domain of `undrift.images`, or an iterable of batches. Labels are not read.
         other: the same for the other domain.
-        layers: names of submodules; None takes every convolution, linear and attention layer that has an output for
-            each image. Left out are those that some pass does not call, and those whose rows do not divide by the
-            images, such as a layer that sees a table of positions (Swin V2). Named ones of that kind are refused.
-        batch_size: images of a tensor or a domain that are looked at at once.
+        layers: names of submodules; None takes every convolution, linear and attention layer with an output for each
+            image. Layers that some pass does not call, or whose rows do not divide by the images (a table of positions
+            in Swin V2), are left out; if you name one, it raises.
+        batch_size: images per batch, of a tensor or a domain.
         penalty: ½·penalty·‖w‖² keeps the classifier finite where the domains are separable.
-        seed: of the two halves, and of what is drawn of the larger domain.
+        seed: of the two halves, and of the subsample of the larger domain.
 
     Examples:
         >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 2))
@@ -134,8 +134,8 @@ def a_distance(
     domains = [one, other]
     mean: AbstractContextManager[None] = nullcontext()
     if isinstance(net, Perturbed):
-        # It may have to see all images twice, and an iterator gives them once. (A draw would fit the statistics there
-        # are, and measure itself: a Δw that the images of a pass share tells even two halves of one domain apart.)
+        # All images may be needed twice, and an iterator gives them once. (A noisy draw would fit the kept statistics,
+        # but the Δw that the images of a pass share tells even two halves of one domain apart.)
         if noise_kept(net):
             domains = [list(images) if isinstance(images, Iterator) else images for images in domains]
         mean = fitting_mean(net, (batch for images in domains for batch in _sound(net, images, batch_size)))
@@ -167,7 +167,7 @@ def a_distance(
 
 
 def _drawn(rows: Tensor, count: int, seed: int) -> Tensor:
-    """Return so many rows: the first ones of a data set often are of one class."""
+    """Return a random subset of rows, as the first ones of a data set often are of one class."""
     if len(rows) == count:
         return rows
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count].to(rows.device)]
@@ -176,7 +176,7 @@ def _drawn(rows: Tensor, count: int, seed: int) -> Tensor:
 def domain_error(one: Tensor, other: Tensor, penalty: float = PENALTY, seed: int = 0) -> float:
     """Return the held-out error of a linear classifier that tells the rows of two matrices apart.
 
-    Two folds; each half is classified by a logistic regression on the other, whose features are standardised there.
+    Two folds: a logistic regression on one half, with features standardised there, classifies the other half.
     """
     generator = torch.Generator().manual_seed(seed)
     parts = [matrix.double()[torch.randperm(len(matrix), generator=generator)] for matrix in (one, other)]
@@ -185,7 +185,7 @@ def domain_error(one: Tensor, other: Tensor, penalty: float = PENALTY, seed: int
     for train, test in ((0, 1), (1, 0)):
         fitted = torch.cat([half[train] for half in halves])
         mean, std = fitted.mean(0), fitted.std(0)
-        std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.inf)  # a constant feature tells nothing
+        std = torch.where(std > 1e-12 * (1 + mean.abs()), std, torch.inf)  # a constant feature says nothing
 
         def ready(rows: Tensor, mean: Tensor = mean, std: Tensor = std) -> Tensor:
             return (rows - mean) / std
@@ -194,7 +194,7 @@ def domain_error(one: Tensor, other: Tensor, penalty: float = PENALTY, seed: int
         weight, bias = _logistic(ready(fitted), signs, penalty)
         for rows, sign in _signed(halves, test):
             score = sign * (ready(rows) @ weight + bias)
-            # A row on the boundary is half wrong: features that tell nothing give an error of one half.
+            # A row on the boundary is half wrong, so that useless features give an error of one half.
             wrong += float((score < 0).sum()) + 0.5 * float((score == 0).sum())
             total += len(rows)
     return wrong / total
@@ -208,12 +208,12 @@ def _logistic(rows: Tensor, signs: Tensor, penalty: float) -> tuple[Tensor, Tens
     """Return weight and bias that minimise mean log(1 + exp(−y(xw + b))) + ½·penalty·‖w‖², by Newton's method."""
     basis: Tensor | None = None
     if rows.shape[1] > rows.shape[0]:
-        # The minimum lies in the span of the rows: fewer unknowns, the same answer.
+        # The minimum lies in the span of the rows: the same answer with fewer unknowns.
         basis = torch.linalg.qr(rows.T).Q
         rows = rows @ basis
     design = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
     decay = torch.full_like(design[0], penalty)
-    decay[-1] = 1e-8  # the bias is free; this much keeps the Hessian invertible where all rows are certain
+    decay[-1] = 1e-8  # the bias is free, except that the Hessian must stay invertible if all rows are certain
 
     def loss(at: Tensor) -> Tensor:
         return F.softplus(-signs * (design @ at)).mean() + 0.5 * (decay * at.square()).sum()
@@ -226,7 +226,7 @@ def _logistic(rows: Tensor, signs: Tensor, penalty: float) -> tuple[Tensor, Tens
         step = torch.linalg.solve(curvature, slope)
         now, pace = loss(at), 1.0
         while pace > 1e-4 and float(loss(at - pace * step)) > float(now):
-            pace /= 2  # far from the minimum a whole step may overshoot
+            pace /= 2  # a whole step may overshoot far from the minimum
         at = at - pace * step
         if float(slope.abs().max()) < 1e-8:
             break

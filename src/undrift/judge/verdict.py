@@ -1,8 +1,7 @@
-"""Did the adaptation go well? What can be said without a single label.
+"""Judge an adaptation without labels.
 
-A network that adapts well grows surer of each image while its answers stay as many-sided as the domain. One that
-collapses grows surer too, because it says the same for everything. So entropy alone says nothing, and diversity is
-read beside it.
+A network that adapts well grows surer of each image while its answers stay as diverse as the domain. One that collapses
+grows surer too, because it gives the same answer to everything. So entropy says nothing without diversity.
 """
 
 import math
@@ -17,37 +16,36 @@ from torch import Tensor
 from undrift._errors import DataError, UndriftWarning
 
 FALL = 0.5
-"""Diversity below this part of the source network's is far below.
+"""Diversity below this share of the source network's is far below.
 
-Diversity is a logarithm, so half of it means: as many classes in use as the square root of before. 10 classes become
-3, 1,000 become 32, 2 become one and a half.
+Diversity is a logarithm, so half of it means the square root of the classes in use: 10 become 3, 1,000 become 32.
 """
 
 SURE = 0.5
-"""Mean entropy below this part of the source network's counts as grown sure.
+"""Mean entropy below this share of the source network's counts as grown sure.
 
-A network that lost diversity *and* confidence has not collapsed onto an answer; it is merely lost.
+A network that lost diversity *and* confidence has not collapsed onto one answer.
 """
 
 ALWAYS_SURE = 0.05
-"""Mean entropy over ln(classes) that is sure whatever the source network said: a sure source can hardly be halved."""
+"""Mean entropy over ln(classes) that always counts as sure: half of a sure source's entropy is hard to reach."""
 
 _AT_ONCE = 2**22
-"""Logits that a survey leaves on the device before it takes them away: 16 MB."""
+"""Logits that a survey collects on the device before it copies them: 16 MB."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a network says about a whole domain.
+    """A network's answers to a whole domain, summarised.
 
     Attributes:
-        samples: number of images looked at.
+        samples: number of images.
         classes: number of classes it could answer.
         predicted: number of classes that are the answer for some image.
         entropy: mean over images of H(p), in nats.
         diversity: H(mean of p) / ln(classes): 1 when all classes are used equally, 0 when it is always one.
-        agreement: part of the images with the source network's answer; None where images cannot be matched.
-        stability: part of the images with the same answer as one epoch before; None if that is not known.
+        agreement: share of images with the source network's answer; None if images cannot be matched.
+        stability: share of images with the same answer as one epoch before; None if unknown.
     """
 
     samples: int
@@ -78,17 +76,17 @@ class Verdict:
 
     @property
     def agreement(self) -> float | None:
-        """Part of the images with the same answer before and after."""
+        """Share of images with the same answer before and after."""
         return self.after.agreement
 
     @property
     def stability(self) -> float | None:
-        """Part of the images with the same answer in the judged epoch and the one before it."""
+        """Share of images with the same answer in the judged epoch and the one before it."""
         return self.after.stability
 
     @property
     def collapsed(self) -> bool:
-        """Whether the network now says the same for almost everything."""
+        """Whether the network now gives the same answer to almost everything."""
         return has_collapsed(self.before, self.after)
 
     def __str__(self) -> str:
@@ -108,7 +106,7 @@ class Verdict:
         return {**asdict(self), "collapsed": self.collapsed, "sentence": str(self)}
 
     def warn(self, stacklevel: int = 2) -> None:
-        """Say it loudly where the network collapsed."""
+        """Warn if the network collapsed."""
         if self.collapsed:
             warnings.warn(
                 f"{self}\nAnswers should stay about as diverse as the domain is; do not use this model unless nearly "
@@ -123,7 +121,7 @@ class Verdict:
             return "COLLAPSED, the network answers the same for almost every image"
         if self.before.predicted == self.after.predicted == 1:
             return "nothing to tell a collapse by, the source network answers one class only, and so does this one"
-        # Somewhat less is no bad sign: a source network is often too sure of images it does not know.
+        # Somewhat less is no bad sign, as a source network is often too sure of images it does not know.
         if self.after.information < FALL * self.before.information:
             return "doubtful, the answers say far less about their images than the source network's"
         if self.stability is not None and self.stability < 0.9:
@@ -134,8 +132,8 @@ class Verdict:
 def has_collapsed(before: Survey, after: Survey) -> bool:
     """Return whether diversity fell far below the source network's while the answers grew sure.
 
-    One class for everything is a collapse too, however unsure the answers are, unless the source network gave nine in
-    ten images that class already.
+    One class for everything is a collapse too, sure or not, unless the source network gave that class to nine in ten
+    images already.
     """
     if after.predicted == 1 < before.predicted and (after.agreement is None or after.agreement < 0.9):
         return True
@@ -144,17 +142,17 @@ def has_collapsed(before: Survey, after: Survey) -> bool:
 
 
 def survey(forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Survey, Tensor]:
-    """Return what a network says about a domain, and its answer by place (−1 where there was no image).
+    """Return the survey of a domain, and the answer of each image by its index (−1 if there was none).
 
     Args:
         forward: maps images to logits.
-        batches: places, on the CPU, and images.
+        batches: indices, on the CPU, and images.
     """
     total = entropy = None
     answers: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for places, output in _on_cpu(forward, batches):
-            sound = torch.isfinite(output).all(1)  # a network may overflow on a sound image
+            sound = torch.isfinite(output).all(1)  # a network may overflow on a finite image
             places, log_p = places[sound], output[sound].log_softmax(1)
             p = log_p.exp()
             added = p.sum(0), -(p * log_p).nan_to_num().sum()
@@ -178,9 +176,9 @@ def survey(forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, 
 def _on_cpu(
     forward: Callable[[Tensor], Tensor], batches: Iterable[tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield places and logits, in float64 on the CPU: sums over a domain, and not every device has float64.
+    """Yield indices and logits, in float64 on the CPU, as not every device has float64.
 
-    Many batches at a time: each transfer is a wait for all that the device has still to do.
+    Many batches at a time, because each transfer waits for the device.
     """
     waiting: list[tuple[Tensor, Tensor]] = []
     for places, images in batches:
@@ -198,7 +196,7 @@ def _moved(waiting: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def same_answers(a: Tensor, b: Tensor) -> float:
-    """Return the part of the images with the same answer, among those that both networks saw."""
+    """Return the share of images with the same answer, among those that both networks saw."""
     length = min(len(a), len(b))
     both = (a[:length] >= 0) & (b[:length] >= 0)
     return float((a[:length] == b[:length])[both].double().mean())
@@ -207,7 +205,7 @@ def same_answers(a: Tensor, b: Tensor) -> float:
 def better(before: Survey, one: Survey, other: Survey) -> bool:
     """Return whether `one` is a better epoch than `other`: not collapsed first, then more information.
 
-    Information is high when answers are sure and diverse at once; entropy alone would keep the collapsed epoch.
+    Information is high if answers are sure and diverse; entropy alone would prefer a collapsed epoch.
     """
 
     def rank(of: Survey) -> tuple[bool, float]:

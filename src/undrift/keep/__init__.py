@@ -1,4 +1,4 @@
-"""What holds on to the source beside the KL, one file each: see `Keeper` for when a loop asks it what."""
+"""What holds the network to its source beside the KL, one file each; `Keeper` says when each method is called."""
 
 from undrift._types import Keeper
 from undrift.keep.ensemble import Ensemble

@@ -1,4 +1,4 @@
-"""Weights that are drawn back to the source a little after each step (ROID's weight ensembling)."""
+"""Draw weights back towards the source after each step (ROID's weight ensembling)."""
 
 import torch
 
@@ -11,7 +11,7 @@ class Ensemble(Keeper):
     """After each step θ = ensemble · θ + (1 − ensemble) · θ_source, for all that is trained but log-variances.
 
     Args:
-        ensemble: what is kept of the adapted value; ROID's is 0.99.
+        ensemble: share of the adapted value that is kept; ROID's is 0.99.
     """
 
     def __init__(self, ensemble: float = 0.99) -> None:
@@ -24,7 +24,7 @@ class Ensemble(Keeper):
 
     @torch.no_grad()
     def after(self, model: Perturbed, loss: float) -> None:  # noqa: ARG002
-        """Draw the network back to its source."""
+        """Draw the network back towards its source."""
         sources = named_sources(model)
         for name, parameter in named_learnables(model).items():
             parameter.lerp_(sources[name].to(parameter), 1 - self.ensemble)

@@ -1,4 +1,4 @@
-"""A pull to the source's values of what mattered there, measured on source images (EATA's Fisher term)."""
+"""Hold parameters that mattered on the source near their values there (EATA's Fisher term)."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,15 +22,15 @@ class Fisher(Keeper):
 
         F = mean_b (∂/∂θ mean_{i in b} CE(p_i, argmax p_i))²
 
-    Squared is the batch's mean gradient, as EATA's authors do it, so the size of the source batches matters. The mean
-    network looks at them as it does at the target: norm layers with batch statistics take the source batch's. Images
+    As in EATA's code, the mean gradient of a batch is squared, so the size of the source batches matters. The mean
+    network sees them as it sees the target: norm layers with batch statistics use those of the source batch. Images
     with NaN or infinite values are skipped and counted.
 
     Args:
         source: clean source images: a tensor, an `undrift.images` domain, or batches (a loader; labels are not read).
         beta: β; 1 on CIFAR, 2000 on ImageNet.
-        fisher_images: how many source images to look at, at most.
-        fisher_batch: images a batch where `source` is a tensor or a domain; a loader has its own.
+        fisher_images: largest number of source images to use.
+        fisher_batch: images per batch if `source` is a tensor or a domain; a loader has its own.
 
     Attributes:
         importance: F, by the name of the parameter.
@@ -61,7 +61,7 @@ class Fisher(Keeper):
         self.skipped = 0
 
     def __repr__(self) -> str:
-        # Without the images: what was measured on them travels in the state.
+        # Without the images: F is part of the state.
         return f"Fisher(beta={self.beta}, fisher_images={self.fisher_images}, fisher_batch={self.fisher_batch})"
 
     def start(self, model: Perturbed) -> None:
@@ -85,16 +85,16 @@ class Fisher(Keeper):
                 found = f"no finite image ({self.skipped} with NaN or infinity)" if self.skipped else "no batch"
                 raise DataError(f"source has {found}; the Fisher term needs at least one image. Check the loader.")
         self.importance = {name: total / batches for name, total in zip(trained, sums, strict=True)}
-        # Here, once: afterwards every loss would be NaN, and every step be left out without a word about the source.
+        # Check here, once: later every loss would be NaN and every step left out, without a word about the source.
         if wrong := [name for name, value in self.importance.items() if not bool(value.isfinite().all())]:
             raise DataError(
                 f"the squared gradients of the source images' loss are not finite in {wrong[0]} ({len(wrong)} in all); "
-                "the Fisher term needs finite ones. Look at what the network answers to the source images: their "
-                "preprocessing may be another than its own, or half precision too narrow."
+                "the Fisher term needs finite ones. Check the network's answers to the source images: they may be "
+                "preprocessed differently, or overflow in half precision."
             )
 
     def _batches(self) -> Iterator[Tensor]:
-        """Yield the finite source images, no more than are asked for."""
+        """Yield the finite source images, at most `fisher_images`."""
         source, left = self.source, self.fisher_images
         if isinstance(source, Tensor):
             source = source.split(self.fisher_batch)
@@ -121,7 +121,7 @@ class Fisher(Keeper):
         return self.beta * torch.stack(terms).sum() if terms else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return F: a stream that goes on holds to what mattered when it began."""
+        """Return F, as a resumed stream keeps what was measured at its start."""
         return dict(self.importance)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What G-SFDA leaves alone of a network, by way of its gradients."""
+"""Mask gradients so that what the source's features use stays (G-SFDA)."""
 
 from torch import nn
 
@@ -7,21 +7,21 @@ from undrift.likelihood.masks import masks_of
 from undrift.options import Options
 from undrift.posterior.norm import KINDS
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.scheme import resolved
+from undrift.posterior.roles import resolved
 from undrift.posterior.select import matching, plain_name
 
 _SHORTCUTS = ("*downsample*", "*shortcut*")
 
 
 class MaskedGradients(Keeper):
-    """Keeps what the source's mask uses: gradients behind and before the masked features are multiplied by 1 − mask_0.
+    """Keeps what the source's mask uses: gradients before and behind the masked features are multiplied by 1 − mask_0.
 
-    Scale and shift of the stem's norm layer and of shortcuts (`downsample`) get no gradient at all, and so no weight
-    decay; nor does the masks' embedding unless `train_masks`: the authors train the backbone's `bn*`, a name that in
-    their network only the layers inside blocks have.
+    Scale and shift of the stem's norm layer and of shortcuts (`downsample`) get no gradient, and so no weight decay:
+    the authors train the backbone's `bn*`, a name that only the layers inside blocks have. Nor does the masks'
+    embedding, unless `train_masks`.
 
     Args:
-        features: name of the submodule behind which the masks are; None is "bottleneck".
+        features: name of the submodule with the masks behind it; None is "bottleneck".
         train_masks: let the embedding of the network's own masks be trained (VisDA).
     """
 
@@ -34,7 +34,7 @@ class MaskedGradients(Keeper):
         return f"MaskedGradients(features={self.features!r}, train_masks={self.train_masks})"
 
     def start(self, model: Perturbed) -> None:
-        """Sort the learnables: in the bottleneck, in the classifier, left alone as long as the network is perturbed."""
+        """Sort the learnables: those in the bottleneck, those in the classifier, and those that are not trained."""
         masks, inside = masks_of(model), (self.features or "bottleneck",)
         last = resolved(model.net, Options(frozen=("@classifier",))).frozen
         norms = [plain_name(n) for n, m in model.net.named_modules() if isinstance(m, KINDS)]
@@ -43,7 +43,7 @@ class MaskedGradients(Keeper):
         for name, parameter in named_learnables(model).items():
             layer = plain_name(name.removeprefix("net.")).rpartition(".")[0]
             if masks is not None and parameter is masks.embedding:
-                continue  # it is saved with what was learned, though it may get no gradient
+                continue  # stays trainable, because it is saved with what was learned
             if matching(layer, inside):
                 self._rows.append(parameter)
             elif matching(layer, last):
@@ -52,11 +52,11 @@ class MaskedGradients(Keeper):
                 parameter.requires_grad_(False)
 
     def gradients(self, model: Perturbed) -> None:
-        """Multiply the gradients by what the source does not use."""
+        """Multiply the gradients by 1 − the source's mask."""
         masks = masks_of(model)
         assert masks is not None
-        free = 1 - masks.masks()[1].detach()  # row 1: the source's, on a network that adapts
-        # By shape: a bottleneck may have inner layers, and a classifier has a bias (and lengths, under weight norm).
+        free = 1 - masks.masks()[1].detach()  # row 1 is the source's on an adapting network
+        # Select by shape: a bottleneck may have inner layers, a classifier a bias (and norms, under weight norm).
         for parameter in self._rows:
             if parameter.grad is not None and len(parameter) == len(free):
                 parameter.grad.mul_(free.view(-1, *(1,) * (parameter.ndim - 1)))

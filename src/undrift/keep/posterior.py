@@ -1,4 +1,4 @@
-"""A Gaussian over all weights from source training, which holds a network near its mean (BACS, PETAL)."""
+"""Hold a network near the mean of a Gaussian over weights from source training (BACS, PETAL)."""
 
 import os
 import warnings
@@ -57,7 +57,7 @@ class Moments:
         _check_names(weights, self.mean, "this network")
         self.count += 1
         for name, weight in weights.items():
-            # Differences from the mean, not squares: a weight moves far less between epochs than it is large.
+            # Differences from the mean, not squares, as a weight changes far less between epochs than its size.
             before = weight.double().to(self.mean[name].device) - self.mean[name]
             self.mean[name] += before / self.count
             self._squares[name] += before * (before - before / self.count)
@@ -79,7 +79,7 @@ class Moments:
 
 
 class Posterior(Keeper):
-    """Adds −log q(θ), times a weight, for a diagonal Gaussian q over all weights, and starts at its mean.
+    """Add −log q(θ), times a weight, for a diagonal Gaussian q over all weights; start at its mean.
 
         posterior_weight · ½ Σ (θ − μ)² / (σ² + floor)
 
@@ -87,7 +87,7 @@ class Posterior(Keeper):
         posterior: a file of `Moments.save`, a `Moments`, or a mapping with the mappings "mean" and "var" by the names
             of the network's parameters. None attaches an untrained one, with a warning: μ are the source's weights, σ²
             is `fraction` of the variance of each weight's kernel.
-        posterior_weight: before −log q. PETAL's 1e-9, BACS's own is not published.
+        posterior_weight: factor before −log q. PETAL's is 1e-9; BACS's is not published.
         floor: added to the variances; PETAL's 1e-6.
         fraction: of Var(kernel), for an untrained posterior.
     """
@@ -133,7 +133,7 @@ class Posterior(Keeper):
         return 0.5 * self.weight * torch.stack(parts).sum()
 
     def __repr__(self) -> str:
-        # A resumed run is known to be the same by this line.
+        # A resumed run is recognised by this line.
         given = "untrained" if self._given is None else f"Σμ={sum(float(m.sum()) for m in self._given[0].values()):.6g}"
         return f"Posterior({given}, posterior_weight={self.weight}, floor={self.floor}, fraction={self.fraction})"
 
@@ -143,7 +143,7 @@ def _weights(net: nn.Module) -> dict[str, Tensor]:
 
 
 def _untrained(model: Perturbed, fraction: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the source's weights, and a fraction of the variance of each one's kernel (or vector)."""
+    """Return the source's weights, and a fraction of the variance of each kernel (or vector)."""
     layers = {id(p): held.layer for held in (*model.norms, *model.trained) for p in held.parameters()}
     learned, mean, var = named_learnables(model), {}, {}
     for long, source in named_sources(model).items():
@@ -159,7 +159,7 @@ def _untrained(model: Perturbed, fraction: float) -> tuple[dict[str, Tensor], di
 
 
 def _read(posterior: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """Return mean and variance of what a user gives for a posterior."""
+    """Return mean and variance of a posterior that the user gives."""
     if isinstance(posterior, Moments):
         return posterior.mean, posterior.variance()
     if isinstance(posterior, Mapping) and {"mean", "var"} <= posterior.keys():
@@ -186,7 +186,7 @@ def _read(posterior: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
 
 
 def _check_names(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], whose: str, all_of: bool = True) -> None:
-    """Raise where weights have no moments of their shape; with `all_of`, where moments have no weight either."""
+    """Raise if weights have no moments of their shape, or (with `all_of`) if moments have no weight."""
     wrong = [n for n, t in own.items() if n not in theirs or theirs[n].shape != t.shape]
     wrong += [n for n in theirs if n not in own] if all_of else []
     if wrong:

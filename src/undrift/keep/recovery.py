@@ -1,4 +1,4 @@
-"""Back to the source's weights when the loss has fallen too far, as it does in a collapse (SAR's recovery)."""
+"""Restore the source's weights when the loss has fallen too far, as in a collapse (SAR's recovery)."""
 
 import math
 from typing import Any
@@ -11,17 +11,17 @@ from undrift.posterior.perturbed import Perturbed
 
 
 class Recovery(Keeper):
-    """Put the source's weights back where the running mean e of the loss falls below a threshold.
+    """Restore the source's weights when the running mean e of the loss falls below a threshold.
 
-        e = rate · e + (1 − rate) · loss     (the first loss, at first; in a climb, that of the second pass)
+        e = rate · e + (1 − rate) · loss     (starts at the first loss; in a climb the second pass counts)
 
-    The threshold is not scaled by ln C, as its authors' is not. The optimiser's momentum survives. e starts anew then,
-    as in the benchmark's code; SAR's own writes the old e back, and so puts the source back again after every step
-    until e has risen.
+    As in the authors' code the threshold is not scaled by ln C. The optimiser's momentum survives. Then e starts again,
+    as in the benchmark's code; SAR's own keeps the old e, and so restores the source after every step until e has
+    risen.
 
     Args:
         recover_below: the threshold.
-        recovery_rate: what is kept of e.
+        recovery_rate: share of e that is kept.
     """
 
     def __init__(self, recover_below: float = 0.2, recovery_rate: float = 0.9) -> None:
@@ -38,7 +38,7 @@ class Recovery(Keeper):
 
     @torch.no_grad()
     def after(self, model: Perturbed, loss: float) -> str | None:
-        """Follow the loss, and put the source back where it has fallen too far."""
+        """Follow the loss; restore the source if it has fallen too far."""
         if not math.isfinite(loss):
             return None
         rate = self.recovery_rate

@@ -1,4 +1,4 @@
-"""Single weights that fall back to the source's by chance after each step (CoTTA's stochastic restoration)."""
+"""Restore random single weights to the source's after each step (CoTTA's stochastic restoration)."""
 
 from statistics import NormalDist
 from typing import Any
@@ -13,7 +13,7 @@ from undrift.system.seeded import draw_keys, own_generator
 
 
 class Restore(Keeper):
-    """After each step every single trained number is, with probability `restore`, the source's again.
+    """After each step set every trained number back to the source's with probability `restore`.
 
     Args:
         restore: that probability; CoTTA's is 0.01 on CIFAR, 0.001 on ImageNet.
@@ -32,22 +32,22 @@ class Restore(Keeper):
 
     @torch.no_grad()
     def after(self, model: Perturbed, loss: float) -> None:  # noqa: ARG002
-        """Put some numbers back."""
+        """Restore some numbers."""
         if self.restore == 0:
             return
         sources, trained = named_sources(model), named_learnables(model)
-        below = NormalDist().inv_cdf(self.restore)  # a standard normal number is below it with that probability
+        below = NormalDist().inv_cdf(self.restore)  # a standard normal number is below
         keys = draw_keys(self._generator, len(trained), model.key.step.device)
         for key, (name, parameter) in zip(keys, trained.items(), strict=True):
             chosen = normal(key.to(parameter.device), (1, parameter.numel())).view(parameter.shape) < below
             parameter.copy_(torch.where(chosen, sources[name].to(parameter), parameter))
 
     def reset(self) -> None:
-        """Choose again as from the start."""
+        """Start the random choice again."""
         self._generator.set_state(self._first)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the choice stands, and where it began."""
+        """Return the state of the random choice, and where it began."""
         return {"generator": self._generator.get_state(), "first": self._first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Parts of the network that are not trained, though their norm layers see the target's statistics (SAR's layer4)."""
+"""Leave parts of the network untrained although their norm layers use the target's statistics (SAR's layer4)."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from undrift.posterior.select import matching, plain_name
 class Still(Keeper):
     """Leave what is named untrained: its values stay the source's bit for bit, and no climb moves them.
 
-    The option `frozen` also gives norm layers the source's statistics back; this does not. A name that the network does
-    not have means nothing. It holds for as long as the network is perturbed.
+    Unlike the option `frozen`, this leaves norm layers their batch statistics. Names that the network does not have are
+    ignored. It holds as long as the network is perturbed.
 
     Args:
         still: name patterns, as in `frozen`.
@@ -26,7 +26,7 @@ class Still(Keeper):
         return f"Still(still={self.still})"
 
     def start(self, model: Perturbed) -> None:
-        """Take what is named out of what is trained."""
+        """Stop training what is named."""
         learnables = named_learnables(model)
         still = [p for name, p in learnables.items() if matching(plain_name(name.removeprefix("net.")), self.still)]
         for parameter in still:

@@ -1,8 +1,8 @@
-"""What is asked of unlabelled data: losses of a batch's logits that stand for −log p, one file each.
+"""Losses on unlabelled batches that stand for −log p, one file each.
 
 A likelihood is called as `likelihood(logits, step)` and returns one number, a mean over the batch; `undrift.Step` holds
-what else it may look at. Any function of the logits alone fits too. One that looks at the whole domain before each
-epoch has a `refresh` as well.
+what else it may use. Any function of the logits alone works too. A likelihood with a `refresh` sees the whole domain
+before each epoch.
 """
 
 from undrift.likelihood.augment import Augment

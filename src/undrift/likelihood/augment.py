@@ -1,6 +1,6 @@
-"""Random views of a batch, in plain torch on its device: the augmentation of CoTTA, and ROID's.
+"""Augment a batch on its device, as CoTTA and ROID do.
 
-One draw of the parameters, on the CPU, serves the whole batch; only pixel noise differs from image to image.
+Parameters are drawn once per batch, on the CPU; only pixel noise differs between images.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from undrift.system.seeded import draw_keys, own_generator
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
 
-SLACK = 0.02  # rounding and resizing leave [0, 1] by a little
+SLACK = 0.02  # rounding and resizing leave [0, 1] slightly
 
 
 class Augment:
@@ -24,17 +24,17 @@ class Augment:
 
     Colour: brightness × [0.6, 1.4], contrast [0.7, 1.3], saturation [0.5, 1.5], hue ± 0.06 of a turn, gamma [0.7, 1.3],
     in random order. Affine, inside a frame of twice the side: ± 15°, whole pixels up to 1/16 of that frame, scale from
-    0.9 to 1.1. Blur: σ up to 0.5. Flip: half of the time. Saturation and hue need three channels, and are left out
-    elsewhere.
+    0.9 to 1.1. Blur: σ up to 0.5. Flip: half of the time. Saturation and hue need three channels and are otherwise left
+    out.
 
-    Images are taken to lie in [0, 1]. Where they were normalised, the mean and std of `preprocess` bring them there and
-    back; a first batch that lies elsewhere raises.
+    Images must lie in [0, 1]. Normalised images are brought there and back by the mean and std of `preprocess`. A first
+    batch outside raises.
 
     Args:
         blur: whether to blur.
         noise: standard deviation of the pixel noise.
         outside: what lies outside the image: its "border" pixels (CoTTA), or its "reflection" (ROID).
-        preprocess: what was done to the images; default: the network's, where it is known.
+        preprocess: what was done to the images; by default the network's, if known.
         seed: of the views; without it torch's global generator gives one.
     """
 
@@ -53,7 +53,7 @@ class Augment:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, preprocess: "Preprocess | None" = None) -> Tensor:
-        """Return a new view of the batch, in the range and dtype it came in."""
+        """Return a new view of the batch, in its own range and dtype."""
         if images.ndim != 4:
             raise DataError(
                 f"a batch of shape {tuple(images.shape)} was given; views are made of images N×C×H×W. Use a method "
@@ -61,7 +61,7 @@ class Augment:
             )
         how = self.preprocess or preprocess
         mean, std = (0.0, 1.0) if how is None else (images.new_tensor(v).view(-1, 1, 1) for v in (how.mean, how.std))
-        # Colours in bfloat16 would be 8 bits of mantissa; autocast has no business here.
+        # bfloat16 has 8 bits of mantissa, too few for colours.
         with torch.autocast(images.device.type, enabled=False):
             plain = (images * std + mean).float()
             self._look(plain)
@@ -102,7 +102,7 @@ class Augment:
         )
 
     def _look(self, plain: Tensor) -> None:
-        """Say at the first batch that images are not where they are taken to be: clipping would spoil them silently."""
+        """Raise at the first batch if images lie outside [0, 1], where clipping would silently spoil them."""
         if self._looked or plain.numel() == 0:
             return
         low, high = (float(v) for v in plain.aminmax())
@@ -114,7 +114,7 @@ class Augment:
         self._looked = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the views stand."""
+        """Return the state of the random views."""
         return {"views": self._generator.get_state(), "looked": self._looked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A domain remembered: features and predictions of every image, and who lies next to whom."""
+"""Banks of features and predictions of every image of a domain, and search for nearest neighbours."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ _AT_ONCE = 2**24
 
 
 class Banks:
-    """L2-normalised features and softmax of every image, by its place in the data set, where the network is.
+    """L2-normalised features and softmax of every image, by its index in the data set, on the network's device.
 
-    A batch that is written counts once its step was made (`keep`); until then `undo` takes it back, so that half a step
+    A batch that is written counts once its step is made (`keep`). Until then `undo` takes it back, so that half a step
     leaves no trace.
 
     Attributes:
@@ -31,7 +31,7 @@ class Banks:
         self._before: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def fill(self, places: Tensor, features: Tensor, probs: Tensor, least: int) -> None:
-        """Start with these images; at least so many of them must have sound features."""
+        """Start with these images; a minimum of them must have finite features."""
         sound = torch.isfinite(features).all(1) & torch.isfinite(probs).all(1)
         if int(sound.sum()) < least:
             raise DataError(
@@ -46,7 +46,7 @@ class Banks:
         self._put(places.to(features.device)[sound], F.normalize(features[sound], dim=1), probs[sound])
 
     def write(self, places: Tensor, features: Tensor, probs: Tensor) -> None:
-        """Put a batch's normalised features and softmax in the place of what was known of these images."""
+        """Replace what is known of a batch's images by its normalised features and softmax."""
         self._make_room(int(places.max()) + 1)
         features_bank, probs_bank, absent = self.tensors()
         places = places.to(features_bank.device)
@@ -54,7 +54,7 @@ class Banks:
         self._put(places, features, probs)
 
     def keep(self) -> None:
-        """Let what was written count: its step was made."""
+        """Keep what was written, because its step was made."""
         self._before = None
 
     def undo(self) -> None:
@@ -66,20 +66,20 @@ class Banks:
             self._before = None
 
     def nearest(self, queries: Tensor, count: int) -> Tensor:
-        """Return the places of the images most similar (cosine) to each normalised query, the nearest first."""
+        """Return the indices of the images most similar (cosine) to each normalised query, the nearest first."""
         features, _, absent = self.tensors()
         rows = max(1, _AT_ONCE // len(features))
         return torch.cat([torch.addmm(absent, q, features.T).topk(count).indices for q in queries.split(rows)])
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features, softmax and who is absent, of banks that were filled."""
+        """Return features, softmax and the absent mask; the banks must be filled."""
         assert self.features is not None
         assert self.probs is not None
         assert self.absent is not None
         return self.features, self.probs, self.absent
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the banks as they stood after the last whole step."""
+        """Return the banks as they were after the last whole step."""
         self.undo()
         return {"features": self.features, "probs": self.probs, "absent": self.absent}
 
@@ -95,7 +95,7 @@ class Banks:
         absent[places] = 0
 
     def _make_room(self, size: int) -> None:
-        # The look at the domain may have left out its last image, as a batch of one; an epoch's order does not.
+        # The first pass may have left out the last image, as a batch of one; an epoch's order does not.
         features, probs, absent = self.tensors()
         if (more := size - len(features)) > 0:
             self.features, self.probs = F.pad(features, (0, 0, 0, more)), F.pad(probs, (0, 0, 0, more))

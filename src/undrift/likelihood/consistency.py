@@ -1,4 +1,4 @@
-"""Consistency: the mean network and a draw of the posterior should say the same."""
+"""Consistency between the mean network and a draw of the posterior."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +12,14 @@ from undrift.posterior.perturbed import Perturbed
 
 
 class Consistency:
-    """Symmetric cross-entropy between a draw q and the mean network p, gradients through both, and a base likelihood.
+    """Symmetric cross-entropy between a draw q and the mean network p, with gradients through both, plus a base.
 
         base + weight · mean_i −½ Σ_c (p_ic log q_ic + q_ic log p_ic)
 
-    The draw stands where others put an augmented view. Measured online it is the first likelihood in which the noise
-    pays; it needs a σ that is not inert. The mean network sees the batch in a second forward pass, and normalises
-    it by its own statistics of it. With norm_statistics="moving" or "domain" it takes the kept ones, which are those of
-    draws, and does not fit them.
+    The draw takes the place of an augmented view. In online measurements this is the first likelihood for which the
+    noise pays; it needs a σ that is not negligible. The mean network sees the batch in a second forward pass and
+    normalises it by the batch's statistics. With norm_statistics="moving" or "domain" it uses the kept ones, which come
+    from noisy draws and do not fit it.
 
     Args:
         weight: factor before the consistency.
@@ -44,7 +44,7 @@ class Consistency:
         return loss if self.base is None else loss + one_number(self.base(logits, step))
 
     def refresh(self, model: Perturbed, batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> None:
-        """Let the base look at the domain, if it wants to."""
+        """Let the base look at the domain, if it has a `refresh`."""
         base: object = self.base
         if isinstance(base, Refreshing):
             base.refresh(model, batches)

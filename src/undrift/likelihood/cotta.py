@@ -1,4 +1,4 @@
-"""CoTTA: a student that follows its own average, which looks at many views where it is unsure (Wang et al. 2022)."""
+"""CoTTA: learn from a teacher that averages the network's past and, if unsure, many views (Wang et al. 2022)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from undrift._errors import OptionError
 from undrift._types import Step, named_learnables, named_sources
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
-from undrift.loop.optimise import weights_moved
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step
+from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import surely
 
 if TYPE_CHECKING:
@@ -28,20 +28,20 @@ class Cotta:
 
         mean_i −Σ_c t_ic log p_ic     t the teacher's softmax, without gradient
 
-    The anchor, the source's weights, decides for the whole batch: where its mean confidence is below the threshold, the
-    teacher's logits are averaged over `views` augmented views, else it sees the images as they are. All three are one
-    network under the same norm policy, with other weights. The answer is the teacher's logits that were the target.
-    The teacher starts where the network does and moves after each step, before any keeper:
+    The anchor (the source's weights) decides for the whole batch: if its mean confidence is below the threshold, the
+    teacher's logits are averaged over `views` augmented views; otherwise the teacher sees the plain images. All three
+    are one network with the same norm policy and different weights. The answer is the teacher's logits that were the
+    target. The teacher starts as a copy of the network and moves after each step, before any keeper:
 
         teacher = pace · teacher + (1 − pace) · network     for all that is trained
 
-    What is left in the model after a stream is the student, some of its weights just restored, though every answer was
-    the teacher's. `deployed` puts the teacher in its place, to predict with it or to save it.
+    After a stream the model holds the student, some of its weights just restored, although every answer was the
+    teacher's. `deployed` puts the teacher in its place, to predict with it or to save it.
 
     Args:
         threshold: 0.92 on CIFAR-10, 0.72 on CIFAR-100, 0.1 on ImageNet.
         views: how many views are averaged.
-        pace: what is kept of the teacher.
+        pace: share of the teacher that is kept in each step.
         symmetric: take the mean of both directions of the cross-entropy (ImageNet).
         preprocess: see `Augment`.
         seed: of the views; without it torch's global generator gives one.
@@ -100,7 +100,7 @@ class Cotta:
 
     @contextmanager
     def deployed(self, model: Perturbed) -> Iterator[Perturbed]:
-        """Give the model with the teacher's weights, whose the answers were, for the length of a `with` block.
+        """Give the model the teacher's weights for the length of a `with` block.
 
         Before the first step the teacher is the network itself.
         """
@@ -113,11 +113,11 @@ class Cotta:
             surely(lambda: _put(trained, student))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the teacher, and where the views stand."""
+        """Return the teacher and the state of the random views."""
         return {**{_TEACHER + name: t for name, t in self.teacher.items()}, **self.augment.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
-        """Go on from a state; one without a teacher has it start anew from the network."""
+        """Go on from a state; without a teacher in it, start from the network."""
         trained, self._target = named_learnables(model), None
         self.teacher = {n: state[_TEACHER + n].to(p) for n, p in trained.items() if _TEACHER + n in state}
         self.augment.load_state_dict(state)
@@ -140,7 +140,7 @@ def _with_weights(model: Perturbed, weights: dict[str, Tensor], images: Tensor) 
         try:
             return logits_of(torch.func.functional_call(model, weights, (images,)))
         except BaseException:
-            # An error or Ctrl-C inside a norm layer: its flags are given back now, before eval mode ends.
+            # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
             for policy in model.norms:
                 policy.settle()
             raise

@@ -1,4 +1,4 @@
-"""Entropy of each prediction: what Tent asks, and the paper online."""
+"""Entropy of each prediction: the loss of Tent, and of the paper online."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The features that a network has of its images: what a named submodule gives, or what its last layer is given."""
+"""Find a network's features: the output of a named submodule, or the input of the last linear layer."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from undrift.posterior.statistics import fitting_mean
 
 @dataclass(eq=False, kw_only=True)
 class SeesFeatures:
-    """A likelihood that looks at the features of each forward pass while a loop runs.
+    """A likelihood that sees the features of each forward pass while a loop runs.
 
     Args:
         features: name of the submodule whose output, flattened, is the features. None takes "bottleneck" where the
@@ -33,7 +33,7 @@ class SeesFeatures:
 
     @contextmanager
     def watch(self, model: Perturbed) -> Iterator[None]:
-        """Keep the features of each forward pass within reach."""
+        """Record the features of each forward pass."""
         with watching(model.net, self.features) as self._seen:
             try:
                 yield
@@ -50,7 +50,7 @@ def watching(net: nn.Module, name: str | None) -> Iterator[deque[Tensor]]:
             input of its last linear layer.
     """
     modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
-    seen: deque[Tensor] = deque(maxlen=1)  # a look at a whole domain must not pile up features that nobody takes
+    seen: deque[Tensor] = deque(maxlen=1)  # a pass over a whole domain must not pile up features
     if name is None and "bottleneck" not in modules:
         linear = [m for m in modules.values() if isinstance(m, nn.Linear)]
         if not linear:
@@ -80,7 +80,7 @@ def named(net: nn.Module, name: str) -> nn.Module:
 
 
 def latest(seen: deque[Tensor], name: str | None) -> Tensor:
-    """Return the features of the latest forward pass, a row an image, in float32 or better; they are taken out."""
+    """Take the features of the latest forward pass from the queue: one row per image, in float32 or better."""
     if not seen:
         raise OptionError(
             f"features={name!r}: the network never called that submodule. "
@@ -94,8 +94,8 @@ def latest(seen: deque[Tensor], name: str | None) -> Tensor:
 def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return index (on the CPU), features and softmax of every image of the domain, under the mean network.
 
-    Where kept norm statistics are those of noisy steps, it sees the domain once before, for statistics of its own:
-    under the others a ResNet-50 had 18 % of its answers right instead of 44 (benchmarks/noise_statistics.py).
+    If kept norm statistics are those of noisy steps, it first passes over the domain to collect statistics without
+    noise: under the noisy ones a ResNet-50 was right for 18 % instead of 44 (benchmarks/noise_statistics.py).
     """
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     domain = (images for _, images in batches())

@@ -1,4 +1,4 @@
-"""G-SFDA: neighbours under a mask of its own for each domain (Yang et al. 2021)."""
+"""G-SFDA: agreement of neighbours under one feature mask per domain (Yang et al. 2021)."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -10,8 +10,9 @@ from torch import Tensor
 from undrift._errors import DataError, OptionError, UndriftWarning
 from undrift._types import Batches, Step
 from undrift.likelihood.features import named, watching
-from undrift.likelihood.masks import Masks, attach_masks, attached_masks, masks_of
+from undrift.likelihood.masks import Masks, attached_masks, masks_of
 from undrift.likelihood.neighbours import Remembering, balance
+from undrift.posterior.added import add
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
@@ -25,26 +26,26 @@ class Gsfda(Remembering):
 
         mean_i −Σ_k ln(p_i·s_k) + Σ_c p̄_c ln(p̄_c + 1e-5)
 
-    The banks are written *after* the search: what was known of an image before is a candidate, and none is dropped.
-    (The authors mean to blank the batch's rows for the search, and blank a copy.) The features are the masked ones.
+    The banks are written *after* the search, so an image's former entry is a candidate, and none is dropped. (The
+    authors mean to blank the batch's rows for the search, but blank a copy.) Features are masked.
 
-    The masks belong to source training (`undrift_bench.zoo.masked`, `masked_loss`). A network without gets random
-    ones behind its features, with a warning: they cut half of the features off and show how the method runs, not how
-    well. The perturbation's seed (`generator=`) gives them, and they travel in its domain file; `remove()` gives the
-    plain network.
+    The masks belong to source training (`undrift_bench.zoo.masked`, `masked_loss`). A network without them gets random
+    ones behind its features, with a warning: they cut off half of the features, so the method runs but does not work
+    well. Their seed is the perturbation's (`generator=`), and they are saved in its domain file; `remove()` takes them
+    off.
 
     Args:
-        features: name of the submodule behind which the masks are, or are put; None is "bottleneck".
+        features: name of the submodule with the masks behind it; None is "bottleneck".
         neighbours: K.
         epsilon: constant under the logarithm of the mean prediction.
     """
 
     neighbours: int = 2
     epsilon: float = 1e-5
-    attached: Masks | None = field(init=False, repr=False, default=None)  # masks that are not the network's own
+    attached: Masks | None = field(init=False, repr=False, default=None)  # masks that we added
 
     def most(self) -> int:
-        """Return K: an image is no neighbour that would be dropped."""
+        """Return K: no neighbour is dropped."""
         return self.neighbours
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
@@ -96,13 +97,14 @@ class Gsfda(Remembering):
                 f"trains the module that gives the features, and puts its masks behind it. {one_of(names)}"
             )
         place = self.features or "bottleneck"
-        named(model.net, place)  # says what there is, where there is no such module
+        named(model.net, place)  # raises, with the names, if there is no such module
         return place
 
     def _attach(self, model: Perturbed, width: int) -> Masks:
         """Put untrained masks behind the features, as part of the perturbation."""
         seeded = torch.Generator().manual_seed(int(model.key.seed))
-        masks = self.attached = attach_masks(model, self._place(model), Masks(width, seeded))
+        masks = self.attached = Masks(width, seeded)
+        add(model, self._place(model), masks)
         warnings.warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train it with undrift_bench.zoo.masked "
@@ -113,7 +115,7 @@ class Gsfda(Remembering):
         return masks
 
     def _exchange(self, model: Perturbed) -> None:
-        """Put the target's mask in the place of the source's, in the copy of the embedding that adapts."""
+        """Exchange the target's mask and the source's in the copy of the embedding that adapts."""
         masks = masks_of(model)
         if masks is None or masks is attached_masks(model):
             return

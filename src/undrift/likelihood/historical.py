@@ -1,4 +1,4 @@
-"""HCL: what the network used to be says which pseudo-labels to trust (Huang et al. 2021)."""
+"""HCL: weigh pseudo-labels and contrast features by the network's own past (Huang et al. 2021)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,19 +22,19 @@ State = dict[str, Tensor]
 
 @dataclass(eq=False, kw_only=True)
 class Hcl(SeesFeatures):
-    """Historical contrast, of categories and of instances, for a classifier. The authors' code segments images.
+    """Historical contrast of categories and of instances, for classifiers; the authors' code segments images.
 
         HCCD = mean_i w_ŷ · exp(−KL(G_h‖G_m)_i) · −ln G(x_i)[ŷ_i]
         HCID = mean_i −1/n Σ_{j≠i, ŷ_j=ŷ_i} ln( r_j e^{q_i·k_j/τ} / Σ_{l≠i} r_l e^{q_i·k_l/τ} )
         loss = HCCD + instance_weight · HCID
 
-    G is the network as it adapts. G_m follows it: before each step its weights become 0.996 G_m + 0.004 G, its norm
-    statistics G's. G_h is the source; after every `every` steps G_m and G_h are set to G. q and k are L2-normalised
-    features of G and G_m; r = clip(1.1 − H/ln C, 0.9, 1.1) with H the entropy of G_m's answer.
+    G is the adapting network. G_m follows it: before each step its weights become 0.996 G_m + 0.004 G, and its norm
+    statistics those of G. G_h is the source at first. Every `every` steps G_m and G_h are set to G. q and k are
+    L2-normalised features of G and G_m; r = clip(1.1 − H/ln C, 0.9, 1.1), H the entropy of G_m's answer.
 
-    Ours, where the authors' words are about pixels: pseudo-labels ŷ are taken once, from the source network's mean
-    answer to an image and its mirror image, without their second scale; class weights w_c are inverse frequencies of
-    ŷ, at most `most_weight`; all networks see the batch as the loader gives it (augment there); there is no auxiliary
+    Choices of ours, as the authors speak of pixels: pseudo-labels ŷ are taken once, from the source network's mean
+    answer to an image and its mirror image, without their second scale. Class weights w_c are inverse frequencies of ŷ,
+    at most `most_weight`. All networks see the batch as the loader gives it (augment there). There is no auxiliary
     head.
 
     Args:
@@ -42,7 +42,7 @@ class Hcl(SeesFeatures):
             network has one, else the input of its last linear layer.
         instance_weight: factor before HCID.
         temperature: τ.
-        stay: how much of G_m stays in a step.
+        stay: share of G_m that is kept in each step.
         every: steps between two histories.
         most_weight: the greatest class weight.
     """
@@ -52,9 +52,9 @@ class Hcl(SeesFeatures):
     stay: float = 0.996
     every: int = 300
     most_weight: float = 7.0
-    labels: Tensor | None = field(init=False, repr=False, default=None)  # by sample index, −1 where there is none
+    labels: Tensor | None = field(init=False, repr=False, default=None)  # by sample index; −1 is none
     weights: Tensor | None = field(init=False, repr=False, default=None)  # by class
-    average: State = field(init=False, repr=False, default_factory=dict)  # what G_m has in the place of G's tensors
+    average: State = field(init=False, repr=False, default_factory=dict)  # G_m's tensors, by the names of G's
     past: State = field(init=False, repr=False, default_factory=dict)  # and G_h
     steps: int = field(init=False, repr=False, default=0)
     _before: State | None = field(init=False, repr=False, default=None)
@@ -68,14 +68,14 @@ class Hcl(SeesFeatures):
             )
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
-        """Return the loss of one batch, after G_m has followed; None where no image has a label."""
+        """Move G_m and return the loss of one batch; None if no image has a label."""
         if step.indices is None or self._seen is None or self.labels is None or self.weights is None:
             raise OptionError(
                 "Hcl has no pseudo-labels for this batch; it looks at a whole domain before the first epoch, and at "
                 "the features of each batch. Use it with undrift.adapt."
             )
         queries = latest(self._seen, self.features)
-        self._undo()  # of a step that was begun and not made, or of another draw of this step
+        self._undo()  # drop what a step left that was not made, or another draw of this step
         self._before, self.average = self.average, self._followed(step.model)
         now, keys = self._answer(step, self.average)
         past, _ = self._answer(step, self.past)
@@ -92,7 +92,7 @@ class Hcl(SeesFeatures):
 
     @torch.no_grad()
     def refresh(self, model: Perturbed, batches: Batches) -> None:
-        """Take pseudo-labels from the source network and let the history begin, before the first epoch only."""
+        """Take pseudo-labels from the source network and start the history, before the first epoch only."""
         if self._network == model.key.ident:
             return
         parts = []
@@ -112,7 +112,7 @@ class Hcl(SeesFeatures):
         self._before, self._network = None, model.key.ident
 
     def follow(self, model: Perturbed) -> None:
-        """Count the step that was made; after every so many, G_m and G_h are what the network is now."""
+        """Count the step; every `every` steps set G_m and G_h to the network."""
         self._before = None
         self.steps += 1
         if self.steps % self.every == 0:
@@ -142,7 +142,7 @@ class Hcl(SeesFeatures):
 
     @torch.no_grad()
     def _followed(self, model: Perturbed) -> State:
-        """Return G_m after it has followed; new tensors, so that the old ones can come back."""
+        """Return the moved G_m, in new tensors, so that the move can be undone."""
         weights = dict(model.named_parameters())
         return {
             name: torch.lerp(now, self.average[name], self.stay) if name in weights else now

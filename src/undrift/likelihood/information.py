@@ -1,4 +1,4 @@
-"""Information maximisation: predictions that are certain one by one and diverse together."""
+"""Information maximisation: predictions that are certain for each image and diverse over the batch."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ class Information:
 
         mean_i H(p_i) − H(p̄),   H(p) = −Σ_c p_c log(p_c + ε),   p̄ = mean_i p_i
 
-    The second term wants equally frequent classes. Where they are not, give their frequencies π: the term becomes
+    The second term favours equally frequent classes. For others give their frequencies π; the loss becomes
 
         mean_i H(p_i) + KL(p̄ ‖ π),   KL(p̄ ‖ π) = Σ_c p̄_c [log(p̄_c + ε) − log(π_c + ε)]
 
     With uniform π the two differ by the constant log C.
 
     Args:
-        class_prior: how frequent the classes are, as fractions or counts; None for all alike.
+        class_prior: how frequent the classes are, as fractions or counts; None if all are equal.
         epsilon: SHOT's constant under the logarithms.
 
     Examples:
@@ -53,7 +53,7 @@ class Information:
                 "Give one frequency for each of the network's classes, in its order."
             )
         if self.class_prior.device != mean.device:
-            self.class_prior = self.class_prior.to(mean.device)  # once: to bring it there is a wait
+            self.class_prior = self.class_prior.to(mean.device)  # once, as a copy to the device waits
         return -self._entropy(mean) - (mean * (self.class_prior.to(mean) + self.epsilon).log()).sum()
 
     def _entropy(self, probs: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def _normalised(class_prior: Sequence[float] | Tensor) -> Tensor:
     prior = torch.as_tensor(class_prior, dtype=torch.float32).detach()
     if prior.ndim != 1 or len(prior) < 2 or not torch.isfinite(prior).all() or (prior < 0).any() or prior.sum() == 0:
         raise OptionError(
-            f"class_prior={class_prior!r} is not a list of frequencies, one a class, none negative, some positive. "
+            f"class_prior={class_prior!r} is not a list of frequencies, one per class, none negative, some positive. "
             "Give fractions or counts of the classes expected in the target."
         )
     return prior / prior.sum()

@@ -1,46 +1,54 @@
-"""G-SFDA's two feature masks, and the one that is on (Yang et al. 2021).
+"""G-SFDA's two feature masks (Yang et al. 2021).
 
     mask_d = sigmoid(s · e_d),   s = 100
 
-Row 0 of e is the domain that the network is for, row 1 the other.
+Row 0 of e belongs to the network's own domain, row 1 to the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift.posterior.batch import device_of
+from undrift.posterior.added import Added, added
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.select import plain_name
 
 SHARP = 100.0
 """The scale of masks in use: all but binary."""
 
 
-class Masks(nn.Module):
-    """Two masks of a network's features, and which of them is on.
+class Masks(Added):
+    """Two masks of a network's features, one of which is in use.
 
     Attributes:
         embedding: e, 2 × width.
         scale: s.
         chosen: the rows to use; (0, 1) gives the batch under both masks, one after the other.
-        place: name of the module whose output they mask, where they belong to a perturbation (`attach_masks`).
 
     Args:
         width: number of features.
         generator: of the embedding, on the CPU; without it torch's global generator gives it.
     """
 
+    kind = "masks"
+    no_export = (
+        "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
+        "it would be another network. Train the source with undrift_bench.zoo.masked, or keep the domain file."
+    )
+
     def __init__(self, width: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
         device = None if generator is None else generator.device
         self.embedding = nn.Parameter(torch.randn(2, width, generator=generator, device=device))
-        self.place = ""
         self.scale = SHARP
         self.chosen: tuple[int, ...] = (0,)
+
+    @classmethod
+    def sized_as(cls, tensors: Mapping[str, Tensor]) -> "Masks | None":
+        """Return masks of the width that an embedding has, or None without one."""
+        embedding = tensors.get("embedding")
+        return None if embedding is None or embedding.ndim != 2 else cls(embedding.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features under the chosen masks."""
@@ -60,36 +68,12 @@ class Masks(nn.Module):
         finally:
             self.chosen = before
 
-    def behind(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        """Return a module's output under the mask: a hook, which a copy of the network takes along with its masks."""
-        under: Tensor = self(output)
-        return under
-
-    def behind_with_kwargs(self, module: nn.Module, args: Any, _kwargs: Any, output: Tensor) -> Tensor:
-        """Return the same, as a hook of a perturbation."""
-        return self.behind(module, args, output)
-
 
 def masks_of(net: nn.Module) -> Masks | None:
-    """Return the network's masks, None where it has none."""
+    """Return the network's masks, or None."""
     return next((m for m in net.modules() if isinstance(m, Masks)), None)
 
 
-def attach_masks(model: Perturbed, features: str, masks: Masks) -> Masks:
-    """Put masks behind a module of a perturbed network, as part of the perturbation; `remove()` takes them off.
-
-    Args:
-        features: name of that module.
-    """
-    module = {plain_name(name): m for name, m in model.net.named_modules()}[features]
-    masks.place = features
-    with model.off():  # hooks go on again, with one more, at the end
-        model.masks = masks.to(device_of(model)).requires_grad_(False)
-        model._after.append((module, masks.behind_with_kwargs))
-    return masks
-
-
 def attached_masks(model: Perturbed) -> Masks | None:
-    """Return the masks that came with the perturbation, None where there are none but the network's own."""
-    masks = model._modules.get("masks")
-    return masks if isinstance(masks, Masks) else None
+    """Return masks that were added by the perturbation, or None; the network's own do not count."""
+    return next((module for module in added(model) if isinstance(module, Masks)), None)

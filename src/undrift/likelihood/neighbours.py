@@ -1,8 +1,8 @@
-"""Neighbours: images that lie together should be called the same (NRC, Yang et al. 2021; AaD, Yang et al. 2022).
+"""Agreement of neighbours in feature space: NRC (Yang et al. 2021) and AaD (Yang et al. 2022).
 
 Both keep banks of the whole domain, filled once in eval mode before the first step. A batch's rows are overwritten
-*before* its neighbours are looked for, so each image is its own nearest, and is dropped. ℓ(p, s) = −p·s: the authors
-give `kl_div` p where it wants ln p, which adds a constant Σ s ln s and takes the logarithm away.
+*before* the search, so each image finds itself first, and that one is dropped. ℓ(p, s) = −p·s: the authors pass p to
+`kl_div`, which expects ln p, so that only a constant Σ s ln s is added and the logarithm is gone.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from undrift.posterior.perturbed import Perturbed
 
 @dataclass(eq=False, kw_only=True)
 class Remembering(SeesFeatures, ABC):
-    """A likelihood with banks of the domain: fills them once, watches features, lets a batch count after its step.
+    """A likelihood with banks of the domain: fills them once, and adds each batch after its step.
 
     Args:
         features: name of the submodule whose output, flattened, is the features. None takes "bottleneck" where the
@@ -62,25 +62,25 @@ class Remembering(SeesFeatures, ABC):
         self._network = None if self.banks.features is None else model.key.ident
 
     def batch(self, logits: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the batch's places, its normalised features without a gradient, and its softmax with one."""
+        """Return the batch's indices, its normalised features without gradient, and its softmax with gradient."""
         if step.indices is None or self._seen is None or self.banks.features is None:
             raise OptionError(
                 f"{type(self).__name__} has no banks for this batch; it looks at a whole domain before the first "
                 "epoch, and at the features of each batch. Use it with undrift.adapt."
             )
-        self.banks.undo()  # of a step that was begun and not made, or of another draw of this step
+        self.banks.undo()  # drop what a step left that was not made, or another draw of this step
         features = F.normalize(latest(self._seen, self.features).detach(), dim=1)
         return step.indices, features, logits.softmax(1)
 
 
 @dataclass(eq=False, kw_only=True)
 class Nrc(Remembering):
-    """Agreement with K neighbours, weighted by reciprocity, and with M neighbours of each; and class balance.
+    """Agreement with K neighbours, weighted by reciprocity, and with M neighbours of each, plus class balance.
 
         mean_i −[Σ_k A_ik p_i·s_k + 0.1 Σ_k Σ_m p_i·s_km] + Σ_c p̄_c ln(p̄_c + 1e-5)
 
-    A_ik = 1 where i is among the M nearest of its k-th neighbour, else 0.1. Image i itself stays among the k·m: the
-    authors' weight for that is commented out.
+    A_ik = 1 if i is among the M nearest of its k-th neighbour, else 0.1. Image i itself stays among the k·m, as in the
+    authors' code.
 
     Args:
         features: see `Remembering`.
@@ -88,7 +88,7 @@ class Nrc(Remembering):
         second_neighbours: M.
         late_neighbours: K in the second half of all steps; None keeps K.
         late_second_neighbours: M there.
-        one_sided: A of a neighbour that does not have i among its own.
+        one_sided: A of a neighbour whose own nearest do not include i.
         ring: weight of the neighbours' neighbours.
         epsilon: constant under the logarithm.
 
@@ -106,7 +106,7 @@ class Nrc(Remembering):
     epsilon: float = 1e-5
 
     def most(self) -> int:
-        """Return one more than the largest K or M: the first found is the image itself."""
+        """Return one more than the largest K or M, as the first found is the image itself."""
         late = (self.late_neighbours, self.late_second_neighbours)
         return 1 + max(self.neighbours, self.second_neighbours, *(n or 0 for n in late))
 
@@ -151,7 +151,7 @@ class Aad(Remembering):
     alpha_decay: float = 0.0
 
     def most(self) -> int:
-        """Return one more than the largest K: the first found is the image itself."""
+        """Return one more than the largest K, as the first found is the image itself."""
         return 1 + max(self.neighbours, self.late_neighbours or 0)
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""Entropy of the images that can be relied on: what EATA and SAR ask."""
+"""Entropy of reliable images only: the loss of EATA and SAR."""
 
 import math
 from typing import Any
@@ -16,20 +16,20 @@ PACE = 0.1  # weight of the new batch in the running mean prediction
 
 
 class ReliableEntropy:
-    """Mean entropy of the images whose entropy is below E₀ = margin · ln C, and that say something new.
+    """Mean entropy of images that are reliable (entropy below E₀ = margin · ln C) and say something new.
 
         mean_{i kept} w_i H(p_i),   kept: H(p_i) < E₀ and |cos(p_i, m)| < redundancy,   w_i = exp(E₀ − H(p_i))
 
-    m is the running mean prediction: that of the first reliable images, which are not asked for news, then
-    0.9 m + 0.1 · mean of the kept p. It moves once the step was made. Weights carry no gradient. Where nothing is kept
-    nothing is asked and no step is made. (SAR's authors make a step on a loss of NaN there; EATA's make none.)
+    m is the running mean prediction: the mean of the first reliable images, which are all kept, then 0.9 m + 0.1 · mean
+    of the kept p. It moves after each step. Weights carry no gradient. If nothing is kept, no step is made; so it is in
+    EATA's code, while SAR's steps on a loss of NaN.
 
-    In the second pass of a climb (SAR) only images that the first pass kept count, if they are reliable still.
+    In the second pass of a climb (SAR) only images that the first pass kept count, if they are still reliable.
 
     Args:
-        margin: E₀ over ln C, the entropy of knowing nothing.
+        margin: E₀ over ln C, the largest entropy.
         redundancy: largest |cos(p, m)| of an image that is kept; None keeps all that are reliable (SAR).
-        weighted: whether surer images count more (EATA), or all alike (SAR).
+        weighted: whether surer images count more (EATA) or all count alike (SAR).
 
     Attributes:
         mean: m; None before the first reliable image.
@@ -44,7 +44,7 @@ class ReliableEntropy:
         self.margin, self.redundancy, self.weighted = margin, redundancy, weighted
         self.mean: Tensor | None = None
         self._next: Tensor | None = None
-        self._kept: Tensor | None = None  # of the first pass
+        self._kept: Tensor | None = None  # those of the first pass
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
         """Return the loss of one batch, or None where no image is kept."""
@@ -62,7 +62,7 @@ class ReliableEntropy:
         return torch.where(kept, weights * entropy, torch.zeros_like(entropy)).sum() / count
 
     def _choose(self, logits: Tensor, reliable: Tensor, climbed: bool) -> Tensor:
-        """Return which images are kept; the first pass of a step also says where m will go."""
+        """Return which images are kept; the first pass of a step also computes the next m."""
         if climbed:
             assert self._kept is not None, "a climb starts from a first pass"
             return self._kept & reliable

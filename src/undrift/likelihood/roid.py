@@ -1,4 +1,4 @@
-"""ROID: a weighted likelihood ratio, consistency with another view, a corrected prior (Marsden et al. 2024)."""
+"""ROID: weighted likelihood ratio, consistency with a second view, prior correction (Marsden et al. 2024)."""
 
 import math
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,29 +24,29 @@ CORRECTIONS = ("scaled", "authors")
 
 
 class Roid:
-    """Weights for images that are certain and unlike the mean prediction m; the ratio, and consistency, under them.
+    """Likelihood ratio and consistency, weighted towards images that are certain and unlike the mean prediction m.
 
         d_i = 1 − cos(p_i, m),  c_i = −H(p_i),  each scaled to [0, 1] over the batch;  w_i = exp(sharpness · d_i c_i)
         Σ_{d_i ≥ mean d} w_i (SLR(p_i) + consistency · SCE(p_i, q_i)) / batch
         SLR(p) = −Σ_c p ln(p / (1 − p) + 1e-5), p at most 0.99;  SCE = −½ Σ_c (p ln q + q ln p)
 
-    q is another view of the kept images alone, so norm layers with batch statistics take those of the view; gradients
-    go through both p and q, none through w. The view is augmented (colour, affine, flip), or seen through a draw of the
-    perturbation, or both. Where one image of several is kept and norm layers take the batch's statistics, the batch has
-    no consistency term. m starts uniform and goes to 0.9 m + 0.1 · mean p of the batch, after the step.
+    q is the prediction for a second view of the kept images alone, so norm layers with batch statistics use those of
+    the view. Gradients go through p and q, not through w. The view is augmented (colour, affine, flip), or seen through
+    a draw of the perturbation, or both. If one image of several is kept and norm layers use batch statistics, the
+    consistency term is left out. m starts uniform and becomes 0.9 m + 0.1 · mean p of the batch after each step.
 
     The answer is the logits from before the step, times q = (p̄ + s) / (1 + sC), s = max(1/B, 1/C) / max p̄, p̄ the
-    batch's mean prediction. "scaled" divides q by its mean over classes, which changes no label and leaves the logits
-    their scale; "authors" does not: with ten classes its logits are a tenth as large, and their probabilities nearly
-    uniform. A batch of which all d, or all c, are equal has that one scaled to 0 (its authors divide 0 by 0).
+    batch's mean prediction. "scaled" divides q by its mean over classes, which changes no label and keeps the scale of
+    the logits. "authors" does not: with ten classes its logits are a tenth as large, and probabilities nearly uniform.
+    If all d, or all c, of a batch are equal, they are scaled to 0 (the authors divide 0 by 0).
 
     Args:
         consistency: factor before SCE; 0 leaves the second pass out.
-        augmented: whether the other view is augmented.
-        noisy: whether it passes through a fresh draw of the perturbation; else through the mean network.
+        augmented: whether the second view is augmented.
+        noisy: whether the second view passes through a fresh draw; otherwise through the mean network.
         sharpness: 3, one over ROID's temperature.
-        batch: what the sum is divided by. None is the number of images at hand; its authors' is the configured batch
-            size, which differs where images were skipped and in a last, smaller batch.
+        batch: what the sum is divided by. None is the number of images at hand. The authors' code uses the configured
+            batch size, which differs if images were skipped and in a smaller last batch.
         correct_prior: how the answer is corrected: "scaled" (True is the same), "authors", or False for not at all.
         preprocess: see `Augment`.
         seed: of the views; without it torch's global generator gives one.
@@ -96,12 +96,11 @@ class Roid:
         return loss / (self.batch or len(probs))
 
     def _other(self, step: Step, kept: Tensor) -> Tensor | None:
-        """Return the other view's logits; None where there is no view to be had."""
+        """Return the second view's logits, or None if it cannot be made."""
         view = step.images[kept]
         if len(view) == 1 < len(step.images) and any(map(_of_the_batch, step.model.norms)):
-            # The statistics of one image are no sample of the batch that its logits come from; and behind a pooling a
-            # layer has one value a channel then, which has no variance: the stream would stop in its middle. A batch of
-            # one image is another matter: its logits were made in the same way.
+            # The statistics of one image do not stand for its batch, and behind a pooling one value per channel has no
+            # variance: the stream would stop with an error. In a batch of one image the logits were made the same way.
             return None
         if self.augmented:
             view = self.augment(view, step.model.preprocess)
@@ -120,7 +119,7 @@ class Roid:
             self.mean, self._next = self._next, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return m, and where the views stand."""
+        """Return m and the state of the random views."""
         return {"mean": self.mean, **self.augment.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:  # noqa: ARG002
@@ -137,7 +136,7 @@ def weigh(logits: Tensor, mean: Tensor, sharpness: float) -> tuple[Tensor, Tenso
     """Return the weight of each image, and whether it is kept (see `Roid`)."""
     diverse = _scaled(1 - F.cosine_similarity(logits.softmax(dim=1), mean[None], dim=1))
     certain = _scaled(-entropies(logits))
-    # "Not below" rather than "at least": what is not a number stays in, and the loop sees it in the loss.
+    # "Not below" rather than "at least": NaN stays in, and the loop sees it in the loss.
     return (sharpness * diverse * certain).exp(), ~(diverse < diverse.mean())
 
 
@@ -156,7 +155,7 @@ def corrected_prior(logits: Tensor) -> Tensor:
 
 
 def _of_the_batch(policy: Norm) -> bool:
-    """Return whether in a step a norm layer takes the statistics of what it is given, as one that keeps none must."""
+    """Return whether some norm layer uses batch statistics in a step."""
     keeps_none = policy.statistics is None and isinstance(policy.layer, _BatchNorm)
     return keeps_none or policy.statistics in ("batch", "train")
 

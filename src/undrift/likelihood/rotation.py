@@ -1,4 +1,4 @@
-"""Which way up is it? A second head on shared features, asked about rotated views of each image (TTT)."""
+"""Rotation prediction by a second head on shared features (TTT)."""
 
 import os
 import warnings
@@ -21,28 +21,27 @@ from undrift.system.seeded import own_generator
 
 
 class Rotation(nn.Module):
-    """The cross-entropy of a head that tells how far a view of an image was rotated.
+    """Cross-entropy of a head that predicts how far a view of an image was rotated.
 
         mean over views of −log softmax(head(shared(rot_k(view))))[k],   k = 0, 1, 2, 3 quarter turns
 
     Each view is a random crop of the padded image, perhaps mirrored, randomly rotated. The classifier's own layers
-    after the shared part have no gradient and stay what they are; the head's parameters are trained along.
+    after the shared part get no gradient; the head's parameters are trained too.
 
     Args:
-        split: name of the last module of the shared part. None takes the one called "layer2" or "block2", or about two
+        split: name of the last module of the shared part. None takes "layer2" or "block2", or else about two
             thirds of the top-level modules.
         head: a trained head: a module that maps the shared part's output to four logits, or a file of
             `undrift_bench.train.train_rotation`. None attaches an untrained copy of what comes after the split, with a
             warning.
-        views: of each image, a step.
-        pad: black pixels on each side before the crop: as the network's preprocessing makes them, 0 where it is not
-            known.
+        views: number of views per image and step.
+        pad: black pixels on each side before the crop, as the network's preprocessing makes them (0 if unknown).
         flip: mirror half of the views.
         seed: of crops, mirrorings and rotations; without it torch's global generator gives one. An episodic stream
-            begins them anew with each image, so that an answer does not depend on the images before.
+            starts them again for each image, so that an answer does not depend on earlier images.
 
     Attributes:
-        head: the head; None until the network is known, where none was given.
+        head: the head; None until it is made, if none was given.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class Rotation(nn.Module):
 
     @contextmanager
     def watch(self, model: Perturbed) -> Iterator[None]:
-        """Take up the shared features of each forward pass; make the head where there is none yet."""
+        """Record the shared features of each forward pass; make the head if there is none."""
         name = find_split(model.net, self.split)
         if self.head is None:
             with model.off() as net:
@@ -115,10 +114,10 @@ class Rotation(nn.Module):
             self._seen.clear()
 
     def _see(self, _module: nn.Module, _args: Any, output: Tensor) -> None:
-        self._seen[:] = [output]  # the last pass only: the network may be called by others too
+        self._seen[:] = [output]  # the last pass only, as others may call the network too
 
     def _fill(self) -> None:
-        """Load the head's file, or say that it is untrained."""
+        """Load the head's file, or warn that it is untrained."""
         if self._file is None:
             warnings.warn(
                 "no head= was given: an untrained rotation head is attached, which knows nothing of rotations yet. TTT "
@@ -134,7 +133,7 @@ class Rotation(nn.Module):
         fill(self.head, tensors, f"{self._file} as a rotation head")
 
     def get_extra_state(self) -> Tensor:
-        """Return where the crops and rotations stand."""
+        """Return the state of the random crops and rotations."""
         return self._random.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -142,7 +141,7 @@ class Rotation(nn.Module):
         self._random.set_state(state.cpu())
 
     def __repr__(self) -> str:
-        # Every setting: a resumed run is known to be the same by this line.
+        # All settings: a resumed run is recognised by this line.
         names = ("split", "views", "pad", "flip")
         return "Rotation(" + ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + ")"
 

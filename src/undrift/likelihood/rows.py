@@ -1,4 +1,4 @@
-"""Losses image by image, for likelihoods that weigh or choose images."""
+"""Per-image losses, for likelihoods that weigh or select images."""
 
 from torch import Tensor
 

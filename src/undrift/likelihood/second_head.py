@@ -1,4 +1,4 @@
-"""A second head: a copy of what a network does after a split, on features that both heads share."""
+"""Copy the part of a network after a split as a second head on shared features."""
 
 import copy
 import math
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from undrift._errors import OptionError, UndriftError
 from undrift.options import _suggest
 from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.roles import find_role
 from undrift.posterior.select import one_of, plain_name
 
 TURNS = 4
@@ -18,9 +19,9 @@ STAGES = ("layer2", "block2")
 
 
 class After(nn.Module):
-    """What comes after a split: a copy of the network that takes the split's output, whatever else it is given.
+    """The part after a split: a copy of the network that continues from the split's output, ignoring its input.
 
-    Modules before the split let their input pass; they hold no weights.
+    Modules before the split pass their input through and hold no weights.
     """
 
     def __init__(self, net: nn.Module, split: str) -> None:
@@ -34,7 +35,7 @@ class After(nn.Module):
             for earlier in names[: names.index(part)]:
                 module._modules[earlier] = _Pass()
             parent, module = module, _original(module.get_submodule(part))
-            parent._modules[part] = module  # a block with a split inside is run as it is written, not compiled
+            parent._modules[part] = module  # a block with a split inside must run as written, not compiled
         parent._modules[split.rpartition(".")[2]] = _Give(self._features)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -45,13 +46,12 @@ class After(nn.Module):
         except Exception as error:
             if isinstance(error, UndriftError | torch.OutOfMemoryError):
                 raise
-            # Most likely code of the network's own forward, between or before its modules: it sees features in the
-            # place of images, and cannot be left out as a module can.
+            # Most likely code in the network's own forward: unlike a module it cannot be left out, and it gets features
+            # in place of images.
             raise OptionError(
                 f"what comes after split={self.split!r} cannot be run by itself ({type(error).__name__}: {error}); "
-                "needed: that the forward pass does nothing up to the split, outside of modules, but what its output "
-                f"of shape {tuple(features.shape)} can take, too. Put such operations into an nn.Module, name another "
-                "split=…, or give a head of your own: head=…"
+                "needed: a forward pass whose code outside of modules also works on the split's output, of shape "
+                f"{tuple(features.shape)}. Put such code into an nn.Module, name another split=…, or give head=…"
             ) from error
         finally:
             self._features.clear()
@@ -69,7 +69,7 @@ class _Pass(nn.Module):
 
 
 class _Give(nn.Module):
-    """Gives back what was put into its list."""
+    """Returns what was put into its list."""
 
     def __init__(self, features: list[Tensor]) -> None:
         super().__init__()
@@ -88,10 +88,8 @@ def rotation_head(net: nn.Module, split: str | None = None) -> After:
         >>> rotation_head(net, "0")(torch.rand(2, 8, 6, 6)).shape
         torch.Size([2, 4])
     """
-    from undrift.posterior.scheme import _role
-
     head = After(net, find_split(net, split))
-    name = _role(head.rest, "@classifier")
+    name = find_role(head.rest, "@classifier")
     if name is None:
         raise OptionError(
             f"split={split!r} leaves no linear layer after it; a rotation head ends in one. Choose an earlier split."

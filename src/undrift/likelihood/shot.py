@@ -22,14 +22,14 @@ class Shot:
 
         mean_i H(p_i) − H(p̄) + β · mean_i −log p_i[ŷ_i]
 
-    Before each epoch `refresh` looks at the whole domain under the mean network, in eval mode, without gradients; where
-    norm statistics are those of noisy steps, with statistics of its own (see `look`):
+    Before each epoch `refresh` passes over the whole domain with the mean network, in eval mode, without gradients. If
+    norm statistics are those of noisy steps, it collects its own first (see `look`):
 
         f_i = (features_i, 1) / ‖(features_i, 1)‖
         μ_c = Σ_i w_ic f_i / Σ_i w_ic,   ŷ_i = argmax_c cos(f_i, μ_c)
 
-    w is the softmax in the first round and one-hot ŷ afterwards. Only classes that the network itself predicts for more
-    than `least_count` images take part, so none has an empty centroid.
+    w is the softmax in the first round and one-hot ŷ afterwards. Only classes that the network predicts for more than
+    `least_count` images take part, so that no centroid is empty.
 
     Args:
         beta: factor before the cross-entropy.
@@ -37,10 +37,10 @@ class Shot:
             network has one, else the input of its last linear layer.
         class_prior: how frequent the classes are (see `Information`).
         epsilon: constant under the logarithms of the first two terms.
-        rounds: times that labels are taken from centroids.
+        rounds: how often labels are taken from centroids.
         least_count: a class predicted for no more images than this gets no pseudo-label.
-        statistics_first: let moving norm statistics see the domain once before the first pseudo-labels. On hard
-            shifts they decide: SHOT had 59.1 % on six tasks of PACS, and so 76.8 (docs/results.md).
+        statistics_first: let moving norm statistics see the domain once before the first pseudo-labels. This decides
+            on hard shifts: on six tasks of PACS it took SHOT from 59.1 to 76.8 % (docs/explanation/results/pacs.md).
 
     Attributes:
         labels: pseudo-labels by sample index after a refresh; −1 where there is none.
@@ -72,7 +72,7 @@ class Shot:
         self.statistics_first = statistics_first
         self.labels: Tensor | None = None
         self.changed: float | None = None
-        self._network: int | None = None  # whose statistics have seen the domain
+        self._network: int | None = None  # the model whose statistics have seen the domain
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         """Return the loss of one batch."""
@@ -82,7 +82,7 @@ class Shot:
                 "undrift.adapt; in a stream, take undrift.Information()."
             )
         labels = self.labels[step.indices].to(logits.device, non_blocking=True)
-        known = (labels >= 0).sum().clamp_min(1)  # a batch may hold none
+        known = (labels >= 0).sum().clamp_min(1)  # a batch may have no label
         cross_entropy = F.cross_entropy(logits, labels, ignore_index=-1, reduction="sum") / known
         return self.information(logits) + self.beta * cross_entropy
 
@@ -108,7 +108,7 @@ class Shot:
         return indices, features.float().cpu(), probs.float().cpu()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed adaptation needs: the labels; and that statistics have seen the domain."""
+        """Return what a resumed adaptation needs: labels, and whether statistics have seen the domain."""
         return {"labels": self.labels, "statistics_seen": self._network is not None}
 
     def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
@@ -117,7 +117,7 @@ class Shot:
         self._network = model.key.ident if state["statistics_seen"] else None
 
     def __repr__(self) -> str:
-        # Every setting: a resumed run is known to be the same by this line.
+        # All settings: a resumed run is recognised by this line.
         prior = self.information.class_prior
         settings = {
             "features": self.features,
@@ -140,13 +140,13 @@ def pseudo_labels(features: Tensor, probs: Tensor, rounds: int = 2, least_count:
     features = F.normalize(torch.cat([features, features.new_ones(len(features), 1)], dim=1), dim=1)
     classes = weights.shape[1]
     counts = weights.argmax(1).bincount(minlength=classes)
-    # A threshold that no class passes would leave nothing to label with.
+    # If no class passes the threshold, nothing could be labelled.
     part = counts > (least_count if bool((counts > least_count).any()) else 0)
     found = weights.argmax(1)
     for _ in range(rounds):
         centroids = weights.T @ features  # the division by Σ w changes no direction
         cosine = features @ F.normalize(centroids, dim=1).T
-        # A class that lost all its images in a round has no direction; it takes no further part.
+        # A class that lost all its images in a round has no direction and is dropped.
         cosine[:, ~part | (weights.sum(0) <= 0)] = -torch.inf
         found = cosine.argmax(1)
         weights = F.one_hot(found, classes).to(features.dtype)
@@ -155,7 +155,7 @@ def pseudo_labels(features: Tensor, probs: Tensor, rounds: int = 2, least_count:
 
 
 def move_statistics(model: Perturbed, batches: Batches) -> None:
-    """Let moving norm statistics see the domain once, noisy as in a step; batch statistics need no such pass."""
+    """Let moving norm statistics see the domain once, with noise as in a step; batch statistics need no pass."""
     if model.options.norm_statistics == "source":
         raise OptionError(
             'statistics_first with norm_statistics="source": statistics that stay the source\'s cannot be adapted. '

@@ -1,6 +1,6 @@
-"""One view of a batch of images in [0, 1]: colour, affine, blur, flip, with one set of parameters for all of it.
+"""Apply one augmented view to a batch in [0, 1]: colour, affine, blur, flip, with one set of parameters.
 
-Parameters are plain numbers, so nothing here waits for a device.
+Parameters are Python numbers, so nothing waits for a device.
 """
 
 import math
@@ -23,7 +23,7 @@ class View:
     """The parameters of one view; the defaults change nothing.
 
     Attributes:
-        order: in which the colour operations follow each other.
+        order: of the colour operations.
         angle: in degrees; `scale` enlarges; `shift` is to the right and down, in pixels.
         blur: σ in pixels; 0 is none.
     """
@@ -84,7 +84,7 @@ def _hue(images: Tensor, turn: float) -> Tensor:
     red, green, blue = images.split(1, dim=1)
     value = images.amax(dim=1, keepdim=True)
     chroma = value - images.amin(dim=1, keepdim=True)
-    over = chroma.clamp_min(torch.finfo(images.dtype).tiny)  # greys have no hue, and any will do
+    over = chroma.clamp_min(torch.finfo(images.dtype).tiny)  # grey has no hue; any will do
     sextant = torch.where(
         value == red,
         (green - blue) / over,
@@ -95,9 +95,9 @@ def _hue(images: Tensor, turn: float) -> Tensor:
 
 
 def _warp(images: Tensor, view: View, outside: Outside, margin: int) -> Tensor:
-    """Return the images turned, scaled and shifted about their centre, with a margin more on each side.
+    """Rotate, scale and shift the images about their centre; the result has a margin on each side.
 
-    Sampling with border pixels or reflections outside is padding by any width first, and cropping after.
+    Sampling border pixels or reflections equals padding first and cropping after.
     """
     height, width = images.shape[-2:]
     if (view.angle, view.scale, view.shift, margin) == (0.0, 1.0, (0, 0), 0):

@@ -1,4 +1,4 @@
-"""Any callable as a likelihood: a loss of the logits alone, or of the logits and the step."""
+"""Turn a callable of the logits, or of logits and step, into a likelihood."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from undrift._types import Likelihood, Step
 
 
 class OfLogits:
-    """A loss that looks at nothing but the logits."""
+    """A loss of the logits alone."""
 
     def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
         self.loss = loss
@@ -26,9 +26,9 @@ class OfLogits:
 
 
 def as_likelihood(loss: Callable[..., Any]) -> Likelihood:
-    """Return a likelihood from a callable of `logits`, or of `logits` and `step`; a likelihood comes back unchanged.
+    """Return a likelihood from a callable of `logits`, or of `logits` and `step`; likelihoods come back unchanged.
 
-    The second argument is handed over where it is required or called `step`; other arguments keep their defaults.
+    The second argument is passed if it is required or called `step`; other arguments keep their defaults.
 
     Examples:
         >>> import torch
@@ -55,7 +55,7 @@ def as_likelihood(loss: Callable[..., Any]) -> Likelihood:
 
 
 def one_number(loss: object) -> Tensor:
-    """Return a likelihood's loss, or say that it is not one number or cannot be followed."""
+    """Return a likelihood's loss; raise if it is not one number, or has no gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise OptionError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.answer.forward import finite_rows
-from undrift.judge.history import History, Row
+from undrift.judge.history import History, HistoryRow
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
 from undrift.loop import checkpoint, resume
 from undrift.loop.indexed_loader import Pass
@@ -53,7 +53,7 @@ class Run:
         self.epoch = self.done = 0
         self.start: dict[str, Tensor] | None = None
         self.finished = False
-        self.rows: list[Row] = []
+        self.rows: list[HistoryRow] = []
         self.bad_images: set[int] = set()
         self.bad_steps = self.lone_batches = self.idle_steps = 0
         self.idle_epoch = 0  # the last epoch with a batch of which nothing was asked
@@ -153,7 +153,7 @@ class Run:
             with uninterrupted():
                 if numbers:
                     lr = self.stepper.apply(before + 1)
-                    self.rows.append(Row(self.epoch + 1, before + 1, lr=lr, **numbers))
+                    self.rows.append(HistoryRow(self.epoch + 1, before + 1, lr=lr, **numbers))
                 elif numbers is not None:
                     self.idle_steps, self.idle_epoch = self.idle_steps + 1, self.epoch + 1
                 elif lone:

@@ -10,10 +10,10 @@ from undrift._types import Answering, Keeper, Likelihood, Step
 from undrift.answer.forward import forward
 from undrift.answer.prediction import entropy_of
 from undrift.likelihood import one_number
-from undrift.loop.optimise import weights_moved
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing
+from undrift.system.autocast import weights_moved
 
 Found = tuple[Tensor, Tensor, Tensor | None]
 """Mean softmax; mean entropy; likelihood, KL and the gradient's norm as one tensor, or None: nothing was asked."""

@@ -14,13 +14,14 @@ from undrift._types import Following, Keeper, Likelihood
 from undrift.loop.captured import CapturedGradient
 from undrift.loop.gradient import Gradient
 from undrift.loop.guard import Guard
-from undrift.loop.optimise import climbed, learnables, weights_moved
+from undrift.loop.optimise import climbed, learnables
 from undrift.loop.resume import shown
 from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import fill_likelihood, filled_in, likelihood_state, moving_by, restore, snapshot
+from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import uninterrupted
 
 NOTHING_ASKED = "nothing asked of it"

@@ -10,6 +10,7 @@ from torch.nn.utils import get_total_norm
 from undrift.options import Optimiser
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import matching, plain_name
+from undrift.system.autocast import weights_moved
 
 
 def make_optimiser(
@@ -93,11 +94,3 @@ def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]
             for p, value in zip(parameters, before, strict=True):
                 p.copy_(value)
         weights_moved()
-
-
-def weights_moved() -> None:
-    """Say that weights have changed in place, to autocast: it keeps its casts of them to the end of its block.
-
-    A stream inside one long block would answer with its first weights for ever.
-    """
-    torch.clear_autocast_cache()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift._errors import DataError
 from undrift.images import FileDomain, TensorDomain
-from undrift.judge.history import Row
+from undrift.judge.history import HistoryRow
 from undrift.judge.verdict import Survey
 from undrift.loop.checkpoint import Checkpoint
 from undrift.packs.fingerprint import fingerprint
@@ -101,7 +101,7 @@ def unpack(run: "Run", found: Checkpoint) -> None:
         run.surveys = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}
         run.best, run.answers = groups["best"], groups["answers"]
         rows = found.groups["history"]["steps"].tolist()
-        run.rows = [Row(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
+        run.rows = [HistoryRow(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
         fill_likelihood(run.likelihood, found.values["likelihood"] | groups["likelihood"], run.model)
         for number, (keeper, plain) in enumerate(zip(run.stepper.keepers, found.values["keepers"], strict=True)):
             keeper.load_state_dict(plain | found.groups.get(f"keeper{number}", {}))

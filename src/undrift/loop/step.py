@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from undrift._types import Following, Keeper, Likelihood, Step
 from undrift.likelihood import one_number
-from undrift.loop.optimise import learnables, make_optimiser, weights_moved
+from undrift.loop.optimise import learnables, make_optimiser
 from undrift.objective import kl_term
 from undrift.posterior.norm import MOVING
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing, filled_in
+from undrift.system.autocast import weights_moved
 from undrift.system.randomness import Randomness
 
 

@@ -1,1 +1,1 @@
-"""What is kept of an adaptation: domain files, fingerprints, exported networks."""
+"""Domain files, fingerprints, and export of the adapted network."""

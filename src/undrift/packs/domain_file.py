@@ -1,4 +1,4 @@
-"""What is inside a domain file, read and checked without the network it belongs to. The layout: docs/format.md."""
+"""Read and check a domain file without its network. The layout: docs/reference/format.md."""
 
 import json
 import math
@@ -29,7 +29,7 @@ class Sigma:
 
     Attributes:
         layer: its name.
-        variances: how many log-variances it has: one a kernel, or one a weight.
+        variances: how many log-variances it has: one per kernel, or one per weight.
         mean: the mean σ; `least` and `most` are its range.
         l1: Σσ over the variances, the paper's measure of a layer's uncertainty.
         relative: mean, least and most of σ over the standard deviation of its kernel.
@@ -63,17 +63,17 @@ def sigmas(model: Perturbed) -> tuple[Sigma, ...]:
 
 @dataclass(frozen=True)
 class DomainFile:
-    """A domain file's content; `print` shows it as a table.
+    """The content of a domain file; prints as a table.
 
     Attributes:
         path: where it was read from.
         size: bytes of the file.
         undrift: the version of undrift that wrote it.
         fingerprint: of the source network it was learned on.
-        source: the source network's name, where one was given.
+        source: the source network's name, if one was given.
         options: every choice that was made.
-        preprocess: what happens to an image first, where it is known.
-        classes: the names of the classes, where they are known.
+        preprocess: what happens to an image first, if known.
+        classes: the names of the classes, if known.
         sigmas: how large the noise of each layer is, in the network's order.
         tensors: log-variances and norm state, by name.
     """
@@ -117,7 +117,7 @@ class DomainFile:
 
 
 def _quoted(name: str) -> str:
-    """Return a class name as it stands in a list: quoted where it would look like two, or like none."""
+    """Return a class name for a list, quoted if it would look like two or none."""
     return repr(name) if "," in name or name != name.strip() or not name.isprintable() else name
 
 
@@ -127,7 +127,7 @@ def short(fingerprint: str) -> str:
 
 
 def inspect(path: str | os.PathLike[str]) -> DomainFile:
-    """Return what a domain file holds, checked as far as it can be without the network.
+    """Return the content of a domain file, checked as far as possible without the network.
 
     Raises:
         DataError: there is no such file, or it is no domain file, or it is cut short or damaged, or a newer undrift
@@ -167,7 +167,7 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise damaged(place, str(error)) from error
     except UndriftError as error:
-        # The checksum is right: this is what was written. Another copy would say the same.
+        # The checksum is right, so another copy would say the same.
         raise DataError(
             f"{place} was written by undrift {header['undrift']} with what this undrift {written_by()} does not know "
             f"({str(error).rstrip('.')}); needed: options and preprocessing of this version. Update undrift, or run "
@@ -176,14 +176,14 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
 
 
 def _known(what: str, values: dict[str, Any], kind: type[Options | Preprocess]) -> dict[str, Any]:
-    """Return the values, whose every name this version has: one left out would change what was learned."""
+    """Return the values; raise if this version does not know all names."""
     if unknown := sorted(values.keys() - {f.name for f in fields(kind)}):
         raise OptionError(f"no {what} is called {', '.join(unknown)}")
     return values
 
 
 def problem(name: str, tensor: Tensor) -> str | None:
-    """Return what is wrong with one tensor's values, or None. −inf is a log-variance of no noise at all."""
+    """Return what is wrong with one tensor's values, or None; a log-variance of −inf means no noise."""
     if name == COUNTS:
         return None if tensor.dtype == torch.int64 and tensor.ndim == 1 else f"is {tensor.dtype}, not a row of int64"
     if tensor.dtype not in (torch.float32, torch.float64):

@@ -1,4 +1,4 @@
-"""The adapted mean network without undrift: a plain `state_dict` file, or a program of `torch.export`."""
+"""Export the adapted mean network: as a plain `state_dict` file, or as a program of `torch.export`."""
 
 import copy
 import io
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
-from undrift.likelihood.masks import attached_masks
 from undrift.options import _suggest
 from undrift.packs.file import domain_state
 from undrift.packs.packing import written_by
+from undrift.posterior.added import added
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.norm import Norm
@@ -38,15 +38,15 @@ def export(
     example: Any = None,
     images: Tensor | Iterable[Any] | None = None,
 ) -> int:
-    """Write the adapted mean network as other programs read it, and return the file's size in bytes.
+    """Write the adapted mean network for other programs, and return the file's size in bytes.
 
-    Both are what `predict(model, images, samples=0)` computes; the noise, and with it mutual information, stays behind.
-    Norm statistics that noisy passes moved are not the mean network's: give images of the domain, from which it takes
-    its own. Without them a warning says so.
+    Both compute what `predict(model, images, samples=0)` computes; noise and mutual information are left behind. Norm
+    statistics that noisy passes moved do not fit the mean network: give images of the domain to collect its own.
+    Otherwise it warns.
 
     - "state_dict": a safetensors file of source weights and adapted norm layers, which loads strictly into your own
       class: `net.load_state_dict(safetensors.torch.load_file(path))`, then `net.eval()`.
-    - "torch.export": a .pt2 program of its own, which needs neither your class nor undrift:
+    - "torch.export": a .pt2 program, which needs neither your class nor undrift:
       `torch.export.load(path).module()(images)`. The batch may have any size.
 
     Args:
@@ -57,7 +57,7 @@ def export(
         images: of the domain, for the mean network's own norm statistics: a tensor, a domain, or batches.
 
     Raises:
-        OptionError: batch statistics were asked of a state_dict, which cannot hold them.
+        OptionError: the network uses batch statistics, which a state_dict cannot hold.
     """
     if format not in FORMATS:
         raise OptionError(
@@ -77,18 +77,15 @@ def export(
 
 
 def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None) -> nn.Module:
-    """Return a plain copy of the adapted mean network, in eval mode: no hooks, no noise, no tie to the model.
+    """Return a plain copy of the adapted mean network, in eval mode: no hooks, no noise, no link to the model.
 
     Args:
         images: of the domain, for norm statistics of its own (see `export`).
     """
     if model._removed:
         raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
-    if attached_masks(model) is not None:
-        raise OptionError(
-            "random feature masks were put on this network for G-SFDA, and a plain copy of it has no place for them: "
-            "it would be another network. Train the source with undrift_bench.zoo.masked, or keep the domain file."
-        )
+    for module in added(model):
+        raise OptionError(module.no_export)
     statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
     with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
@@ -103,14 +100,14 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
             if tensor is not None:
                 tensor.data = state[f"{part.name}.{own}" if part.name else own].detach().clone()
         if isinstance(part, Norm) and part.statistics == "batch":
-            # Without kept statistics, a norm layer takes those of its batch in eval mode too.
+            # Without kept statistics a norm layer uses those of its batch, in eval mode too.
             layer.running_mean = layer.running_var = None
             layer.track_running_stats = False
     return plain.requires_grad_(False)
 
 
 def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the finite images; a lone one has no variance behind a pooled map, and is left out."""
+    """Yield the finite images, but no batch of one: behind a pooling it has no variance."""
     none = True
     for batch in finite_batches(model, images, 100 if isinstance(images, Tensor) else None):
         if len(batch) > 1:
@@ -147,7 +144,7 @@ def _program(model: Perturbed, plain: nn.Module, example: Any) -> bytes:
     if not args or not all(isinstance(a, Tensor) and a.ndim > 0 for a in args):
         found = "no example" if example is None else f"an example that is {type(example).__name__}"
         raise OptionError(f"{found} was given; torch.export needs a batch to trace. Give it: example=images.")
-    # A batch of one would be taken as a size that never changes.
+    # torch.export would take a batch of one for a constant size.
     args = tuple(torch.cat([a, a]) if a.shape[0] == 1 else a for a in args)
     shapes = tuple({0: torch.export.Dim.AUTO} for _ in args)
     with torch.no_grad():
@@ -158,7 +155,7 @@ def _program(model: Perturbed, plain: nn.Module, example: Any) -> bytes:
 
 
 def _about(model: Perturbed) -> dict[str, str]:
-    """Return what a user of the file should know: what made it, and how images reach the network."""
+    """Return metadata for users of the file: what wrote it, preprocessing, class names."""
     texts = {"undrift": written_by()}
     if model.preprocess is not None:
         texts["preprocess"] = json.dumps(model.preprocess.to_dict())

@@ -1,4 +1,4 @@
-"""One domain as one small file beside the source network: `save` and `load`. The layout: docs/format.md."""
+"""Save and load one domain as one small file. The layout: docs/reference/format.md."""
 
 import json
 import os
@@ -11,38 +11,35 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftError, UndriftWarning
-from undrift.likelihood.masks import Masks, attach_masks, attached_masks
 from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.packing import VERSION, pack, written_by
 from undrift.perturb import perturb
+from undrift.posterior.added import add_missing, added_state
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
-from undrift.posterior.select import plain_name
 from undrift.posterior.state import filled_in
 from undrift.system.atomic import check, write_bytes
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
 
-MASKS = ".masks.embedding"  # the name that the network's own masks have, too
-
 
 def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> int:
     """Write what was learned about one domain, and return the file's size in bytes.
 
-    Log-variances, norm affine and statistics, options, preprocessing, class names and the source network's
-    fingerprint, in one safetensors file; the source weights are not in it. Weights that were trained (option `train`)
-    are, and then it is as large as they are. It is written whole or not at all.
+    One safetensors file with log-variances, norm affine and statistics, options, preprocessing, class names and the
+    source network's fingerprint, but not the source weights. Weights that were trained (option `train`) are included.
+    It is written whole or not at all.
 
     Args:
         model: a perturbed network.
-        path: where to; a file that is there already is replaced at the last moment.
+        path: where to; an existing file is replaced at the last moment.
         source: a name for the source network (or the path of its checkpoint), for people to read.
 
     Raises:
         DataError: the adapted state holds NaN, or the file cannot be written.
-        OptionError: the path or the source's name is no text, or a class name is none that a file can hold.
+        OptionError: the path or the source's name is no text, or a class name cannot be stored.
 
     Examples:
         >>> import tempfile
@@ -89,13 +86,13 @@ def load(
 ) -> Perturbed:
     """Return the network adapted to the domain that a file was learned on.
 
-    Everything is checked before the network is touched; after an error it is what it was, bit for bit.
+    Everything is checked before the network is touched; after an error it is unchanged, bit for bit.
 
     Args:
         net: the source network, with the weights that the file was learned on.
         path: a file written by `save`.
         generator: makes the noise reproducible.
-        preprocess: what you do to images; a warning names each difference from what the file was learned with.
+        preprocess: what you do to images; a warning names each difference from the file's.
 
     Raises:
         PerturbationMismatch: the file was learned on another network.
@@ -122,17 +119,18 @@ def load(
     file = inspect(path)
     _check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):
-        # Before the network is perturbed: a warning may be an error.
+        # Before the network is perturbed, as a warning may be an error.
         warnings.warn(
             f"{file.path.name} was learned with other preprocessing than yours ({'; '.join(lines)}; the file's first). "
-            "Predictions will be wrong in ways no error shows: use model.preprocess, or adapt again with yours.",
+            "Predictions will be wrong without any error: use model.preprocess, or adapt again with yours.",
             UndriftWarning,
             stacklevel=2,
         )
     kept = file.preprocess or preprocess
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
-        _attach_masks(model, file.tensors)
+        known = domain_state(model)
+        add_missing(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
         fill(model, file.tensors, file.path)
     except BaseException:
         model.remove()
@@ -141,21 +139,19 @@ def load(
 
 
 def domain_state(model: Perturbed) -> dict[str, Tensor]:
-    """Return the tensors that a domain is made of, by their names in a domain file: the model's own, not copies."""
+    """Return the tensors of a domain by their names in a domain file: the model's own, not copies."""
     out: dict[str, Tensor] = {s.replace("/", ".") + LOG_VAR: n.log_var for s, n in model.noise.items()}  # type: ignore[misc]
     for held in (*model.norms, *model.trained):
-        # Inside off() the adapted set is the one that waits.
+        # Inside off() the adapted tensors are the ones set aside.
         tensors = held.tensors() if model.key.enabled else held.away
         prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
-    if (masks := attached_masks(model)) is not None:
-        out[masks.place + MASKS] = masks.embedding
-    return out
+    return out | added_state(model)
 
 
 @torch.no_grad()
 def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a domain file's tensors into a perturbed network: every name and shape must fit, with nothing left over."""
+    """Copy a domain file's tensors into a perturbed network; every name and shape must match."""
     state = domain_state(model)
     counts = [name for name in state if name.endswith(COUNTS)]
     needed = {name: tuple(t.shape) for name, t in state.items() if name not in counts}
@@ -180,15 +176,6 @@ def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
     for name in needed.keys() - {COUNTS}:
         state[name].copy_(tensors[name])
     filled_in(model)
-
-
-def _attach_masks(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
-    """Put feature masks on that the file has and the network has not: they came with the adaptation (G-SFDA)."""
-    known, modules = domain_state(model), {plain_name(name) for name, _ in model.net.named_modules()}
-    for name, embedding in tensors.items():
-        features = name.removesuffix(MASKS)
-        if name.endswith(MASKS) and name not in known and features in modules and embedding.ndim == 2:
-            attach_masks(model, features, Masks(embedding.shape[1]))
 
 
 def _check_path(path: object) -> None:
@@ -242,7 +229,7 @@ def _check_source(net: nn.Module, file: DomainFile) -> None:
     if (cast := precision_of(net, file.fingerprint)) is not None:
         remedy = f"It fits this network in {cast}: cast first, net.to({cast}), and load after."
     elif half := next((t.dtype for t in source_tensors(net).values() if t.dtype in HALF), None):
-        # What they were before they were rounded cannot be known: it may be the right network all the same.
+        # It may be the right network, but the weights before rounding are unknown.
         remedy += f" These weights are in {half}; if they were cast to it, which rounds them: load first, cast after."
     raise PerturbationMismatch(
         f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "

@@ -1,4 +1,4 @@
-"""Which source network this is: one number that follows from its weights and from nothing else."""
+"""Fingerprint of a source network: a hash of its weights."""
 
 import hashlib
 
@@ -10,8 +10,8 @@ from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 
-# What a forward pass in train mode changes of itself: a batch norm's counter (nothing but cumulative averages reads
-# it, and many checkpoints leave it out) and the power iteration of a spectral norm.
+# Left out, because a forward pass in train mode changes them: a batch norm's counter (which many checkpoints lack, and
+# only cumulative averages read) and the power iteration of a spectral norm.
 _RESTLESS = ("num_batches_tracked", "weight.0._u", "weight.0._v", "weight_u", "weight_v")
 
 HALF = (torch.bfloat16, torch.float16)
@@ -22,8 +22,8 @@ def fingerprint(net: nn.Module) -> str:
     """Return a hash of the source weights: SHA-256 over names, shapes and values as float32, 64 hex digits.
 
     The same checkpoint has the same fingerprint on every device, in any memory format, in float32 or wider, compiled,
-    and perturbed (a perturbed network answers for its source). A cast to bfloat16 or float16 rounds the weights, and so
-    is another network: load the domain file first, cast after.
+    and perturbed (then it is the source's). A cast to bfloat16 or float16 rounds the weights and gives another
+    fingerprint: load the domain file first, cast after.
 
     Examples:
         >>> net = nn.Linear(2, 2)
@@ -37,16 +37,16 @@ def fingerprint(net: nn.Module) -> str:
 
 
 def precision_of(net: nn.Module, wanted: str) -> torch.dtype | None:
-    """Return the half precision in which the network would have this fingerprint; None where it has it in neither."""
+    """Return the half precision in which the network has this fingerprint, or None."""
     return next((dtype for dtype in HALF if _digest(net, dtype) == wanted), None)
 
 
 def _digest(net: nn.Module, rounded: torch.dtype | None = None) -> str:
-    """Return the hash of the weights, as a cast to another precision would leave them where one is given."""
+    """Return the hash of the weights, after a cast if one is given."""
     digest = hashlib.sha256()
     parameters = {plain_name(name) for name, _ in net.named_parameters()}
     for name, tensor in sorted(source_tensors(net).items()):
-        # A weight norm's weight_v is a parameter, and part of what the network is.
+        # A weight norm's weight_v is a parameter and counts.
         if name in parameters or not name.endswith(_RESTLESS):
             digest.update(f"{name}{list(tensor.shape)}\n".encode())
             cast = tensor if rounded is None or not tensor.is_floating_point() else tensor.to(rounded)
@@ -55,7 +55,7 @@ def _digest(net: nn.Module, rounded: torch.dtype | None = None) -> str:
 
 
 def source_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Return the network's state dict by plain names, as torch.compile's wrapper puts its own into them."""
+    """Return the network's state dict by plain names, without the prefix of torch.compile."""
     state = net.state_dict()
     return {plain_name(n): t for n, t in state.items() if isinstance(t, Tensor)}
 
@@ -66,6 +66,6 @@ def _values(name: str, tensor: Tensor) -> bytes:
             f"{name} is on the meta device and has no values; needed: a network with its weights. Load its checkpoint."
         )
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    # −0 and 0 are one number, and + 0 makes them one pattern of bits.
+    # + 0 turns −0 into 0, so that equal numbers have equal bits.
     plain = tensor.detach().to("cpu", torch.float32) + 0.0 if tensor.is_floating_point() else tensor.cpu().long()
     return plain.contiguous().numpy().tobytes()

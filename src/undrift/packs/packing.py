@@ -1,4 +1,4 @@
-"""A domain file as bytes: a safetensors file with a checksum, packed and unpacked. The layout: docs/format.md."""
+"""Pack and unpack a domain file: safetensors with a checksum. The layout: docs/reference/format.md."""
 
 import hashlib
 import importlib.metadata
@@ -25,13 +25,13 @@ def written_by() -> str:
 
 
 def pack(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> bytes:
-    """Return a domain file's bytes: a safetensors file whose header is in one order, always, and has a checksum."""
+    """Return a domain file's bytes: a safetensors file with a checksum and a fixed order of its header."""
     content = safetensors.torch.save(dict(tensors))
     start = 8 + int.from_bytes(content[:8], "little")
     table, data = json.loads(content[8:start]), content[start:]
     header = {"__metadata__": {**texts, "checksum": _checksum({"__metadata__": dict(texts), **table}, data)}, **table}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    text += b" " * (-len(text) % 8)  # align tensors to eight bytes
     return len(text).to_bytes(8, "little") + text + data
 
 
@@ -41,18 +41,18 @@ def _checksum(header: Mapping[str, Any], data: bytes) -> str:
 
 
 def unpack(place: Path) -> tuple[bytes, dict[str, str]]:
-    """Return a file's bytes and its text header; the header is looked at first, as the file may be a huge other one."""
+    """Return a file's bytes and its text header; check the header first, as it may be another, huge file."""
     if place.is_dir():
         raise DataError(f"{place} is a folder; needed: a domain file written by undrift.save. Name the file in it.")
     try:
         with place.open("rb") as file:
             start = file.read(9)
             length = int.from_bytes(start[:8], "little")
-            # A safetensors file is the length of its header, and the header, which opens with a brace.
+            # A safetensors file begins with the length of its header, and the header with a brace.
             if start[8:] != b"{" and (start[:2] == b"PK" or start[:1] == b"\x80"):
                 raise DataError(
                     f"{place} is a pickle or a PyTorch file; needed: a domain file written by undrift.save. undrift "
-                    "unpickles nothing; where this is the source network's checkpoint, load it into `net` first."
+                    "unpickles nothing; if this is the source network's checkpoint, load it into `net` first."
                 )
             if start[8:] != b"{" or not 1 < length <= _LONGEST_HEADER:
                 raise damaged(place, "it does not begin as a safetensors file does")
@@ -76,7 +76,7 @@ def unpack(place: Path) -> tuple[bytes, dict[str, str]]:
 
 
 def _table(place: Path, header: bytes) -> dict[str, Any]:
-    """Return the header of a file that says it is a domain file of our format."""
+    """Return the header; raise unless it is that of a domain file in our format."""
     try:
         table: dict[str, Any] = json.loads(header)
         texts = table.get("__metadata__", {})
@@ -85,7 +85,7 @@ def _table(place: Path, header: bytes) -> dict[str, Any]:
     if not isinstance(texts, dict) or "undrift_format" not in texts:
         raise DataError(
             f"{place} is a safetensors file, but no domain file: its header does not say `undrift_format`. Needed: a "
-            "file written by undrift.save. Where this is a checkpoint, load it into `net` first."
+            "file written by undrift.save. If this is a checkpoint, load it into `net` first."
         )
     if texts["undrift_format"] != str(VERSION):
         raise DataError(
@@ -96,7 +96,7 @@ def _table(place: Path, header: bytes) -> dict[str, Any]:
 
 
 def damaged(place: Path, why: str) -> DataError:
-    """Return the error for a file that is not what `save` wrote."""
+    """Return the error for a file that differs from what `save` wrote."""
     return DataError(
         f"{place} is damaged or cut short ({why}); needed: a whole domain file as undrift.save writes it. Copy it "
         "again from where it was made, or run `undrift adapt` again."

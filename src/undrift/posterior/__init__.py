@@ -1,1 +1,1 @@
-"""The posterior over weights: noise, prior, norm layers, seeds, and attaching all of it to somebody's network."""
+"""The posterior over weights: noise, prior, norm layers, seeds, and attaching it to a network."""

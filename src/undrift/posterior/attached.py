@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from undrift.posterior.seeds import Key
-from undrift.posterior.source_state import Source
+from undrift.posterior.source_state import SourceState
 from undrift.posterior.swap import Swapped
 from undrift.system.interrupts import uninterrupted
 
@@ -38,7 +38,7 @@ class Attached:
         self.net, self.key, self.before, self.after, self.swapped = net, key, before, after, swapped
         self.removed = False
         self.aside: list[object] = []
-        self._source = Source(net)
+        self._source = SourceState(net)
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:

@@ -1,6 +1,6 @@
-"""Threads that use one network take turns: an answer sets flags and noise of the whole network, and puts them back.
+"""Lock a network for one thread at a time, as each answer sets and restores its flags and noise.
 
-Two that did so at once would put back what the other had set, for good.
+Two threads at once would each restore what the other had set.
 """
 
 import os
@@ -12,26 +12,26 @@ from typing import Any
 import torch
 from torch import nn
 
-# Beside the networks, not in them: a lock can be neither copied nor pickled.
+# Beside the networks, not in them, as a lock can be neither copied nor pickled.
 _locks: "weakref.WeakKeyDictionary[nn.Module, AbstractContextManager[Any]]" = weakref.WeakKeyDictionary()
 
 
 def turn(model: nn.Module) -> AbstractContextManager[Any]:
-    """Return what a thread holds, by `with`, while it uses the network; within it, the same thread may take it again.
+    """Return the (reentrant) lock that a thread holds while it uses the network.
 
-    A perturbed network and the one inside have a turn each: inside `with model.off() as net:` other threads may ask
-    `net`. The lock itself is returned, as only its own `with` cannot be stopped between taking it and giving it back.
+    A perturbed network and the one inside have one lock each: inside `with model.off() as net:` other threads may use
+    `net`. The lock itself is returned, as only its own `with` cannot be interrupted between acquire and release.
     """
-    if torch.compiler.is_compiling():  # a graph has no locks in it
+    if torch.compiler.is_compiling():  # a compiled graph takes no locks
         return nullcontext()
     lock = _locks.get(model)
-    # One operation of a dict, which no thread sees half done. A lock around it could be held for ever: by a thread that
-    # was forked away, or by a signal's handler that comes in between and asks a network.
+    # One atomic dict operation. A lock around it could be held for ever, by a thread lost in a fork, or by a signal
+    # handler that uses a network.
     return _locks.setdefault(model, threading.RLock()) if lock is None else lock
 
 
 def _all_free() -> None:
-    """Start without locks in a forked process: the threads that held some are not there to give them back."""
+    """Drop all locks in a forked process, where the threads that held them are gone."""
     global _locks
     _locks = weakref.WeakKeyDictionary()
 

@@ -1,4 +1,4 @@
-"""What norm layers do while a network is perturbed: whose statistics they use, whether scale and shift are trained."""
+"""Norm layers of a perturbed network: whose statistics they use, and whether scale and shift are trained."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,10 +27,9 @@ _BY_BATCH = {"training": True, "track_running_stats": False}
 
 
 class Norm(Swapped):
-    """The policy of one norm layer, and the source's state of it.
+    """The policy of one norm layer, and its source state.
 
-    Its hooks set the layer's flags for the time of its forward pass only, so `train()` and `eval()` of the network
-    keep their meaning for everything else.
+    Hooks set the layer's flags during its forward pass only, so that `train()` and `eval()` keep their meaning.
     """
 
     def __init__(self, name: str, layer: nn.Module, options: Options, frozen: bool, key: Key) -> None:
@@ -43,24 +42,24 @@ class Norm(Swapped):
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
-        self.noisy = False  # the kept statistics were seen to be those of noisy passes; else it has to be looked up
+        self.noisy = False  # whether kept statistics are known to be those of noisy passes
 
     def copy(self, copies: dict[int, Tensor]) -> None:
-        """Make copies to adapt; an average over the domain starts its count anew."""
+        """Make copies to adapt; an average over the domain starts counting again."""
         super().copy(copies)
         count = self.away.get("num_batches_tracked")
         if self.statistics == "domain" and count is not None:
             count.zero_()
 
     def exchange(self) -> None:
-        """Put the tensors that wait here into the layer, and those of the layer here."""
+        """Exchange the layer's tensors and those kept here."""
         self.settle()
         super().exchange()
 
     # Hooks ------------------------------------------------------------------------------------------------------
 
     def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Set the layer to its policy: batch statistics, or the kept ones, after they have moved."""
+        """Apply the policy: use batch statistics, or move the kept ones and use them."""
         if not self.key.enabled or self.statistics is None:
             return
         if self.flags or self.tracking is not None:
@@ -69,17 +68,17 @@ class Norm(Swapped):
         if self.by_batch and not torch.compiler.is_compiling():
             if x.shape[0] == 1:
                 self._refuse_single(x)
-            # As `_switch` does, in one call of Python: a network has many such layers, and little time for each.
+            # Inlined `_switch`: a network has many norm layers, and little time for each.
             own = layer.__dict__
             if not own["training"] or own["track_running_stats"]:
                 self.flags = {"training": own["training"], "track_running_stats": own["track_running_stats"]}
                 own.update(_BY_BATCH)
             return
-        # A domain's average has a pace of its own; at a pace of 0 there is nothing to compute.
+        # A domain's average has its own pace; at a pace of 0 there is nothing to compute.
         moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
         if self.statistics == "batch":
             self._refuse_single(x)
-        # One value a channel has no variance: "train" then takes the kept statistics.
+        # One value per channel has no variance, so "train" uses the kept statistics.
         batch = self.statistics == "batch" or (self.statistics == "train" and moves and x.numel() > x.shape[1])
         tracks = batch and moves and bool(pace) and can_track(layer, x)
         if tracks:
@@ -92,7 +91,7 @@ class Norm(Swapped):
         self._switch(layer, batch and isinstance(layer, _BatchNorm), tracks or not batch)
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
-        """Give the layer its own flags back, and keep the statistics that it moved; without output its pass raised."""
+        """Restore the layer's flags and keep the statistics that it moved; no output means that its pass raised."""
         if self.by_batch and not torch.compiler.is_compiling():
             if self.flags:
                 layer.__dict__.update(self.flags)
@@ -110,7 +109,7 @@ class Norm(Swapped):
             _set(layer, {"training": training, "track_running_stats": track})
 
     def settle(self) -> None:
-        """Give the layer its own flags and statistics back; a forward pass that raised could not."""
+        """Restore the layer's flags and statistics after a forward pass that raised."""
         if self.flags:
             _set(self.layer, self.flags)
             self.flags = {}
@@ -119,13 +118,13 @@ class Norm(Swapped):
             self.tracking = None
 
     def knows_noise(self) -> bool:
-        """Return whether the kept statistics are those of noisy passes; where nobody saw them move: not the source's.
+        """Return whether the kept statistics come from noisy passes; if unknown, whether they differ from the source's.
 
-        Noise adds to a layer's variance, and behind a rectifier to its mean, and from layer to layer that adds up: such
-        statistics are not the mean network's. A ResNet-50 on sketches, σ a tenth of a kernel's: 45 % with three draws,
-        18 % without noise (benchmarks/noise_statistics.py).
+        Noise adds to a layer's variance, and behind a rectifier to its mean, and this accumulates over layers, so such
+        statistics do not fit the mean network. A ResNet-50 on sketches, σ a tenth of a kernel's, was right for 45 %
+        with three draws and for 18 % without noise (benchmarks/noise_statistics.py).
         """
-        if not self.noisy:  # never kept: what a compiled step does to statistics, nobody sees
+        if not self.noisy:  # not cached, as nobody sees what a compiled step does to statistics
             source, now = self.away["running_mean"], self.layer._buffers["running_mean"]
             assert now is not None, "kept statistics are there"
             self.noisy = source is None or not torch.equal(now, source.to(now))
@@ -134,14 +133,14 @@ class Norm(Swapped):
     def _pace(self) -> tuple[bool, float]:
         """Return whether statistics move, and how fast.
 
-        Asked when a part of the network first runs: by the time a checkpointed one runs again, `rest()` is over.
+        Evaluated when a part of the network first runs: when a checkpoint runs it again, `rest()` is over.
         """
         return self.key.training, 1.0 if self.statistics == "domain" else self.momentum
 
     def _runs_again(self) -> bool:
         """Return whether a checkpoint runs this part of the network a second time.
 
-        Autograd has to save as many tensors as in the first run, so the layer tracks there, too.
+        Autograd must save as many tensors as in the first run, so the layer tracks there too.
         """
         first: list[bool] = []
         self.key.once(lambda: first.append(True))
@@ -150,7 +149,7 @@ class Norm(Swapped):
     def _refuse_single(self, x: Tensor) -> None:
         if x.numel() // x.shape[1] == 1:
             raise UndriftError(
-                f"{self.name} ({type(self.layer).__name__}) got one value a channel (input {tuple(x.shape)}); batch "
+                f"{self.name} ({type(self.layer).__name__}) got one value per channel (input {tuple(x.shape)}); batch "
                 'statistics need at least two. Use a larger batch, or norm_statistics="moving" or "source".'
             )
 
@@ -158,7 +157,7 @@ class Norm(Swapped):
         """Move the kept statistics towards the batch's (they start at the source's)."""
         mean, var, count = self.key.once(lambda: self._moved(layer, x.detach()))
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
-            # An inference tensor could not take part in a later training step.
+            # A later training step could not use an inference tensor.
             with torch.inference_mode(False):
                 mean, var, count = mean.clone(), var.clone(), None if count is None else count.clone()
         moved = {"running_mean": mean, "running_var": var}
@@ -170,10 +169,10 @@ class Norm(Swapped):
         for name, value in moved.items():
             if captured:
                 # A CUDA graph reads and writes the same memory at every replay. (Two passes before one backward pass do
-                # not go together with that: autograd says so.)
+                # not work then; autograd raises.)
                 layer._buffers[name].copy_(value)
             else:
-                # New tensors: an earlier forward pass may still need the old ones for its backward pass.
+                # New tensors, as an earlier forward pass may need the old ones for its backward pass.
                 setattr(layer, name, value)
 
     @torch.no_grad()
@@ -184,7 +183,7 @@ class Norm(Swapped):
             return old_mean, old_var, None  # one value has no variance
         x = x.to(wide(x.dtype))
         positions = tuple(range(2, x.ndim))
-        # One pass over the input, and few launches: a network has many such layers.
+        # One pass over the input and few launches, as a network has many such layers.
         if isinstance(layer, _InstanceNorm):
             var, mean = (each.mean(0) for each in torch.var_mean(x, dim=positions))
             var = var + 0 * mean  # a mean of means may overflow alone, and 0 · ∞ is NaN
@@ -193,7 +192,7 @@ class Norm(Swapped):
         # A NaN or infinite image must not stay in the average for ever. Deviations from a mean that is not finite are
         # not finite, so the variance tells of both.
         sound = var < torch.inf
-        # Over a domain every batch counts alike: the t-th has the weight 1/t, and the source's statistics none.
+        # Over a domain all batches count equally: the t-th has weight 1/t, the source's statistics none.
         count = layer.num_batches_tracked + 1 if self.statistics == "domain" else None
         pace = self.momentum if count is None else count.reciprocal().to(mean)
 
@@ -204,9 +203,9 @@ class Norm(Swapped):
 
 
 def warn_if_unsound(norms: Sequence[Norm]) -> None:
-    """Warn of kept statistics that are not finite: a variance above 65,504 that was once stored in float16, say.
+    """Warn of kept statistics that are not finite, such as a variance above 65,504 that was stored in float16.
 
-    The network answers with them all the same, so nothing else shows it, and every average that starts there is lost.
+    The network answers with them without an error, and every average that starts there is lost.
     """
     kept = {
         f"{policy.name}.{name}": tensor
@@ -216,21 +215,21 @@ def warn_if_unsound(norms: Sequence[Norm]) -> None:
     }
     if not kept:
         return
-    place = next(iter(kept.values())).device  # one transfer, and not one a layer
+    place = next(iter(kept.values())).device  # one transfer, not one per layer
     sound = torch.stack([tensor.isfinite().all().to(place) for tensor in kept.values()]).tolist()
     bad = [name for name, good in zip(kept, sound, strict=True) if not good]
     if bad:
         warnings.warn(
             f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
-            "needed: finite statistics, as adaptation starts from them. Load its weights anew, in float32, or "
-            'perturb with norm_statistics="batch", which does not look at them.',
+            "needed: finite statistics, as adaptation starts from them. Load the weights again, in float32, or "
+            'perturb with norm_statistics="batch", which does not use them.',
             UndriftWarning,
             stacklevel=3,
         )
 
 
 def capturing(x: Tensor) -> bool:
-    """Return whether a CUDA graph is being captured here; the compiler sees to its own."""
+    """Return whether a CUDA graph is being captured here, other than by the compiler."""
     return not torch.compiler.is_compiling() and x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
@@ -238,6 +237,6 @@ def _set(layer: Any, flags: dict[str, bool]) -> None:
     if torch.compiler.is_compiling():
         layer.training, layer.track_running_stats = flags["training"], flags["track_running_stats"]
     else:
-        # Past Module's own setter, which first looks for parameters, buffers and modules of that name: four times a
-        # layer, that was a tenth of a small network's pass.
+        # Module's own setter first looks for parameters, buffers and modules of that name; at four calls per layer that
+        # took a tenth of a small network's pass.
         layer.__dict__.update(flags)

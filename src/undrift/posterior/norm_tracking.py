@@ -1,7 +1,7 @@
-"""A pass in which a batch norm moves its own statistics, as in training.
+"""Let a batch norm move its own statistics in a pass, as in training.
 
-It computes the batch's statistics to normalise by them. To compute them beside it, too, would be a second pass over
-every activation: half of a training step, in a wide network on a GPU.
+It computes the batch's statistics anyway. Computing them again would be a second pass over every activation: half of a
+training step in a wide network on a GPU.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 AVERAGES = ("running_mean", "running_var")
 COUNT = "num_batches_tracked"
-FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)  # what another one does with its averages, nobody knows
+FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)  # what a subclass does with its averages is unknown
 
 
 def can_track(layer: Any, x: Tensor) -> bool:
-    """Return whether the layer can normalise the input by batch statistics and move its averages in one.
+    """Return whether the layer can normalise by batch statistics and move its averages in one call.
 
-    Then PyTorch wants averages, scale and shift of one dtype: the input's, or float32 beside a half-precision one.
+    PyTorch then requires averages, scale and shift of one dtype: the input's, or float32 for half precision.
     """
     if torch.compiler.is_compiling() or type(layer).forward not in FORWARDS or "forward" in vars(layer):
         return False
@@ -28,7 +28,7 @@ def can_track(layer: Any, x: Tensor) -> bool:
 
 
 class Tracking:
-    """What a layer gets back after such a pass; `again`: a checkpoint's second one, whose moves are dropped."""
+    """What a layer gets back after such a pass; `again` is a checkpoint's second run, whose moves are dropped."""
 
     def __init__(self, layer: Any, pace: float, again: bool = False) -> None:
         self.layer, self.pace, self.again = layer, pace, again
@@ -36,27 +36,27 @@ class Tracking:
         self.old: dict[str, Any] = {name: layer._buffers.get(name) for name in (*AVERAGES, COUNT)}
 
     def begin(self) -> None:
-        """Let the layer move copies of its averages, at the pace given.
+        """Let the layer move copies of its averages at the given pace.
 
         Copies, as an earlier forward pass may still need the averages for its backward pass, and as a pass can fail.
         Apart from the constructor: whoever is stopped in here knows already what there is to undo.
         """
         self.layer._buffers.update({name: self.old[name].clone() for name in AVERAGES})
-        # Batches are not counted. A synchronised layer insists on a count; one on the host costs no launch.
+        # Batches are not counted. A synchronised layer requires a count; on the host it costs no launch.
         self.layer._buffers[COUNT] = torch.zeros(()) if isinstance(self.layer, nn.SyncBatchNorm) else None
         self.layer.__dict__["momentum"] = self.pace
 
     def undo(self) -> tuple[Tensor, Tensor]:
-        """Give the layer all its own back; return the mean and the variance that it moved."""
+        """Restore the layer; return the mean and the variance that it moved."""
         mean, var = (self.layer._buffers[name] for name in AVERAGES)
         self.layer._buffers.update(self.old)
         self.layer.__dict__["momentum"] = self.momentum
         return mean, var
 
     def keep(self, in_place: bool) -> None:
-        """Give the layer all its own back but the averages: those have moved, where the batch's were finite."""
+        """Restore the layer except its averages, which have moved if the batch's statistics were finite."""
         mean, var = self.undo()
-        # What inference mode makes could not take part in a later training step.
+        # A later training step could not use tensors made in inference mode.
         with torch.inference_mode(False):
             # A NaN or infinite image must not stay in the average for ever. Either may tell of it alone, by the kernel
             # that computed them; 0 · ∞ is NaN.

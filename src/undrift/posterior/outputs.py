@@ -1,4 +1,4 @@
-"""What networks return, as logits: a tensor, a tuple, a dict, an object with `.logits`."""
+"""Extract logits from what networks return: a tensor, a tuple, a dict, an object with `.logits`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,11 @@ _NEEDED = "undrift needs a classifier's logits, batch × classes, one class an i
 def logits(output: Any) -> Tensor:
     """Return the logits, batch × classes, in float32 or better, from whatever a classifier returned.
 
-    A tensor is taken as it is; of an object or a dict its `logits`; of a tuple or list its first entry. Multi-label
-    logits look like any others, and cannot be told apart: do not adapt such a network with these likelihoods, which
-    all read the logits through one softmax.
+    A tensor is used as it is, of an object or a dict its `logits`, of a tuple or list its first entry. Multi-label
+    logits cannot be told from others: do not adapt such a network with these likelihoods, which all apply one softmax.
 
     Examples:
+        >>> import torch
         >>> logits({"logits": torch.zeros(4, 10)}).shape
         torch.Size([4, 10])
     """
@@ -45,7 +45,7 @@ def logits(output: Any) -> Tensor:
     if found.ndim != 2 or found.shape[1] < 2:
         raise OutputError(
             f"the network returned a tensor of shape {tuple(found.shape)}{_what(found)}; {_NEEDED} (at least two). "
-            + (_HINTS.get(found.ndim) or "Pool the map to one row an image, or adapt a classifier.")
+            + (_HINTS.get(found.ndim) or "Pool the map to one row per image, or adapt a classifier.")
         )
     return found.to(wide(found.dtype))
 

@@ -169,9 +169,3 @@ class Perturbed(nn.Module):
 
     def __repr__(self) -> str:
         return table.render(self)
-
-
-def slot(layer: str, weight: str) -> str:
-    """Return the name a weight's noise is registered under: module names may not hold dots."""
-    own = layer.replace(".", "/") or "(root)"
-    return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"

@@ -12,7 +12,7 @@ from undrift.posterior.seeds import Key
 
 
 def refuse_network(net: nn.Module) -> None:
-    """Raise where this is no network, one that cannot be hooked, or one that is perturbed already."""
+    """Raise if this is no network, cannot be hooked, or is perturbed already."""
     if not isinstance(net, nn.Module):
         raise CannotPerturb(
             f"got a {type(net).__name__}; undrift.perturb needs a torch.nn.Module. Give it the network."
@@ -31,8 +31,8 @@ def refuse_network(net: nn.Module) -> None:
 
 
 def refuse_second(net: nn.Module) -> None:
-    """Raise where a part of the network is perturbed already."""
-    # A network that is off() has no hooks, and a copied part of a perturbed one has nothing but hooks.
+    """Raise if a part of the network is perturbed already."""
+    # A network that is off() has no hooks; a copied part of a perturbed one has only hooks.
     taken = {id(m) for attached in attached_to(net) for m in attached.net.modules()}
     for name, module in net.named_modules():
         hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
@@ -42,5 +42,5 @@ def refuse_second(net: nn.Module) -> None:
             raise CannotPerturb(
                 f"{where} is perturbed already; a second perturbation would add its noise to the first's. "
                 "Use the perturbed network you have, or take it off first: model.remove(), or undrift.remove(net) "
-                "where nobody has the model any more, or where this is a copy, which carries the noise too."
+                "if the model is gone, or if this is a copy, which carries the noise too."
             )

@@ -1,4 +1,4 @@
-"""Which layers are perturbed, and why the others are not."""
+"""Choose the layers to perturb, and say why the others are not."""
 
 import fnmatch
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from undrift.posterior import layers
 
 @dataclass(frozen=True)
 class Choice:
-    """One layer that could be perturbed; `why_not` is None where it is."""
+    """A layer that could be perturbed; `why_not` is None if it is."""
 
     name: str
     layer: nn.Module
@@ -26,7 +26,7 @@ def plain_name(name: str) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Return what to do about a name that no module has: the last sentence of an error."""
+    """Return the last sentence of an error about a name that no module has."""
     listed = ", ".join(name for name in names if name)
     if not listed:
         return "The network has no submodules: leave it out."
@@ -41,8 +41,8 @@ def matching(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def choose(net: nn.Module, options: Options) -> list[Choice]:
-    """Return every convolution, linear and attention layer of the network, with the reason where one is left out."""
-    # The out-projection of an attention is a Linear that is never called: it belongs to its parent.
+    """Return every convolution, linear and attention layer, with the reason if it is left out."""
+    # The out-projection of an attention is a Linear that is never called; it belongs to its parent.
     inner = {id(a.out_proj) for a in net.modules() if isinstance(a, nn.MultiheadAttention)}
     modules = [(plain_name(n), m) for n, m in net.named_modules() if id(m) not in inner]
     _check_patterns(options, [n for n, _ in modules])
@@ -59,7 +59,7 @@ def choose(net: nn.Module, options: Options) -> list[Choice]:
     if refusals:
         raise CannotPerturb("\n".join(refusals))
     chosen = _counted(candidates, options)
-    # layers=() asks for no noise at all: a scheme that changes norm layers or weights only.
+    # layers=() asks for no noise: a scheme that changes only norm layers or weights.
     if options.layers and all(c.why_not for c in chosen):
         found = ", ".join(f"{c.name}: {c.why_not}" for c in chosen) or "no convolution, linear or attention layer"
         raise CannotPerturb(f"nothing to perturb in {type(net).__name__}: {found}. Change layers=, exclude= or types=.")
@@ -79,7 +79,7 @@ def _left_out(name: str, kind: str | None, options: Options) -> str | None:
 
 
 def _counted(candidates: Sequence[Choice], options: Options) -> list[Choice]:
-    """Return the choices after first/last k, which count the layers that are left."""
+    """Apply first/last k, which count the layers that are left."""
     left = [c for c in candidates if c.why_not is None]
     kept = left[options.skip_first : max(0, len(left) - options.skip_last)]
     first = kept if options.first is None else kept[: options.first]
@@ -95,9 +95,15 @@ def _check_patterns(options: Options, names: Sequence[str]) -> None:
     for option in ("layers", "exclude", "frozen", "train", "fast"):
         for pattern in getattr(options, option):
             if not any(matching(name, [pattern]) for name in names):
-                # The caller of G-SFDA never gave train: it follows features.
+                # G-SFDA derives train from features, so the caller may never have given it.
                 whence = f" A method may have {option} from its features=." if option in ("train", "fast") else ""
                 raise OptionError(
                     f"{option}={pattern!r} matches no module{_suggest(pattern, names)}; needed: a name, or a pattern "
                     f"such as 'layer4*'. {one_of(names)}{whence}"
                 )
+
+
+def slot(layer: str, weight: str) -> str:
+    """Return the name a weight's noise is registered under: module names may not hold dots."""
+    own = layer.replace(".", "/") or "(root)"
+    return own if weight == "weight" else f"{own}/{weight.replace('.', '/')}"

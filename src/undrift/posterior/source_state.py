@@ -1,6 +1,6 @@
-"""What a network was when it was perturbed, beside its norm layers: flags, gradients, buffers.
+"""Keep and restore a source network's flags, requires_grad and buffers.
 
-Together with `norm.Norm`, which keeps the norm layers' own tensors, this is what `off()` and `remove()` give back.
+`off()` and `remove()` restore these, and the norm layers' own tensors, which `norm.Norm` keeps.
 """
 
 import warnings
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from undrift._errors import UndriftWarning
 
 
-class Source:
-    """The user's side of a perturbed network; `restore` puts it in force, `leave` hands over to the perturbation."""
+class SourceState:
+    """The source side of a perturbed network: `restore` puts it in force, `leave` hands over to the perturbation."""
 
     def __init__(self, net: nn.Module) -> None:
         self.net, modules = net, list(net.modules())
@@ -20,11 +20,11 @@ class Source:
         self._left: list[bool] | None = None  # the flags of the perturbed network while it is off
         self._grads = [(p, p.requires_grad) for p in net.parameters()]
         self._names = [name for name, _ in net.named_parameters()]
-        # How often each weight was written to before it was given back; None where it was not there any more.
+        # How often each weight had been written to when it was given back; None if it was gone.
         self._written: list[int | None] = []
         self._warned = False
         self._buffers = [(m, n, b.detach().clone()) for m in modules for n, b in m._buffers.items() if b is not None]
-        # It packs padded batches before it looks whether its layers are hooked, and hooked layers cannot take that.
+        # It packs padded batches before it checks for hooks, and hooked layers cannot take packed ones.
         encoders = [m for m in modules if isinstance(m, nn.TransformerEncoder)]
         self._packing = [m for m in encoders if getattr(m, "use_nested_tensor", False)]
 
@@ -42,7 +42,7 @@ class Source:
         self._written = [_writes(p) if id(p) in there else None for p, _ in self._grads]
 
     def leave(self) -> None:
-        """Freeze the weights, and undo what a forward pass in train mode did to the source's buffers."""
+        """Freeze the weights, and undo what forward passes in train mode did to the source's buffers."""
         self._restore_buffers()
         for parameter, _ in self._grads:
             parameter.requires_grad_(False)
@@ -52,11 +52,11 @@ class Source:
             module.training = flag
 
     def warn_of_changes(self) -> None:
-        """Warn, once, where a weight was written to or replaced since `restore`.
+        """Warn, once, if a weight was written to or replaced since `restore`.
 
-        A warning alone, as the same values may have been written (an average is tried and taken back, a wrapper sends
-        weights to itself), and some layers write theirs in a forward pass (an embedding with a largest norm). A move to
-        another device or dtype counts no write; what is written past autograd (`weight.data.copy_`) is not seen.
+        Only a warning, because the same values may have been written (an average that is tried and taken back), and
+        some layers write in a forward pass (an embedding with `max_norm`). Moves to another device or dtype do not
+        count; writes past autograd (`weight.data.copy_`) are not seen.
         """
         there = {id(p) for p in self.net.parameters()}
         weights = zip(self._names, self._grads, self._written, strict=True)
@@ -67,8 +67,8 @@ class Source:
         few = ", ".join(name for name, _ in gone[:3]) + (", …" if len(gone) > 3 else "")
         warnings.warn(
             f"{len(gone)} weights of the source network ({few}) were written to or replaced inside `with "
-            "model.off():`; needed: those that perturb saw, as σ, the prior and the norm statistics, which were put "
-            "back, belong to them. For other weights: net = model.remove(), load them, undrift.perturb(net).",
+            "model.off():`; needed: unchanged weights, because σ, the prior and the norm statistics belong to them. "
+            "For other weights: net = model.remove(), load them, undrift.perturb(net).",
             UndriftWarning,
             stacklevel=5,
         )
@@ -88,5 +88,5 @@ def _written(weight: Tensor, count: int, there: set[int]) -> bool:
 
 
 def _writes(weight: Tensor) -> int:
-    """Return how often a tensor was written to; one made in inference mode does not count."""
+    """Return how often a tensor was written to; inference tensors do not count."""
     return 0 if weight.is_inference() else weight._version

@@ -1,4 +1,4 @@
-"""The adapted part of a network, and the modes it works in while we use it."""
+"""The adapted state of a network: its modes, snapshots and restoring."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from undrift.system.interrupts import surely
 
 @contextmanager
 def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
-    """Let moving statistics move at another pace for the length of a `with` block."""
+    """Move statistics at another pace for the length of a `with` block."""
     paces = [policy.momentum for policy in model.norms]
     for policy in model.norms:
         policy.momentum = momentum
@@ -29,7 +29,7 @@ def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
 
 @contextmanager
 def keeping_noise(key: Key) -> Iterator[None]:
-    """Put the noise back to where it stood at the start of a `with` block."""
+    """Restore the noise's state at the end of a `with` block."""
     seed = key.seed.clone()
     with keeping_step(key):
         try:
@@ -40,14 +40,14 @@ def keeping_noise(key: Key) -> Iterator[None]:
 
 @contextmanager
 def keeping_step(key: Key) -> Iterator[None]:
-    """Put the noise back to where it stood, where nobody sows it anew meanwhile."""
+    """Restore the noise's step at the end of a `with` block, unless it is reseeded meanwhile."""
     step = key.step.clone()
     kept = key.calls, key.current, key.stale, key.replay.recording
 
     def put_back() -> None:
         key.step.copy_(step)
         key.calls, key.current, key.stale, key.replay.recording = kept
-        key.ready = None  # of a pass that raised
+        key.ready = None  # left by a pass that raised
 
     try:
         yield
@@ -56,25 +56,25 @@ def keeping_step(key: Key) -> Iterator[None]:
 
 
 def noisy_statistics(model: Perturbed) -> bool:
-    """Return whether norm layers have kept statistics that noisy passes moved: the mean network's are others."""
-    if not model.noise or not model.options.train_samples:  # steps without noise: they are the mean network's own
+    """Return whether some kept norm statistics come from noisy passes, and so do not fit the mean network."""
+    if not model.noise or not model.options.train_samples:  # steps without noise fit the mean network
         return False
     kept = [policy for policy in model.norms if policy.statistics in MOVING]
-    # What is known first: to look up is a wait for a GPU.
+    # First what is known, as looking up waits for a GPU.
     return any(policy.noisy for policy in kept) or any(policy.knows_noise() for policy in kept)
 
 
 def quiet_statistics(model: Perturbed) -> bool:
-    """Return whether norm layers have kept statistics, none of which noisy passes moved: no draw fits those."""
+    """Return whether there are kept norm statistics and none comes from noisy passes, so that no draw fits them."""
     return any(policy.statistics in MOVING for policy in model.norms) and not noisy_statistics(model)
 
 
 @contextmanager
 def one_pass(model: Perturbed) -> Iterator[Perturbed]:
-    """Give the network such that one pass stands for its answers, for the length of a `with` block.
+    """Give the network so that one pass represents its answers, for the length of a `with` block.
 
-    That is the mean network; one draw where kept statistics are those of noisy passes. Statistics rest, and the step is
-    put back at the end: the noise of what follows is what it would have been, and the same that was drawn here.
+    That is the mean network, or one draw if kept statistics come from noisy passes. Statistics do not move, and the
+    step is restored at the end, so that later noise is unchanged.
     """
     with keeping_noise(model.key), model.rest() if noisy_statistics(model) else model.mean():
         yield model
@@ -82,7 +82,7 @@ def one_pass(model: Perturbed) -> Iterator[Perturbed]:
 
 @contextmanager
 def drawing(key: Key, noisy: bool) -> Iterator[None]:
-    """Make passes with noise, or without, for the length of a `with` block."""
+    """Switch noise on or off for the length of a `with` block."""
     before, key.noisy = key.noisy, noisy
     try:
         yield
@@ -92,22 +92,22 @@ def drawing(key: Key, noisy: bool) -> Iterator[None]:
 
 @contextmanager
 def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
-    """Give the network with or without noise, its norm layers as in a step, for passes that move no statistics.
+    """Give the network with or without noise, its norm layers as in a step, but without moving statistics.
 
-    At rest, "train" would take the average that noisy draws have moved instead of the batch's own statistics. The mean
-    network does not fit that: in steps of a ResNet-50 on sketches it had 17 % right, by its batches 40
+    With `rest()`, "train" would use the moved average instead of the batch's statistics, and noisy averages do not fit
+    the mean network: in steps of a ResNet-50 on sketches it was right for 17 %, with batch statistics for 40
     (benchmarks/noise_statistics.py).
     """
-    # A pace of 0 leaves an average where it is; the average over a domain has none, so all but "train" rest.
+    # A pace of 0 keeps an average; the average over a domain has no pace, so all but "train" rest.
     with drawing(model.key, noisy), model.rest(), moving_by(model, 0.0):
         model.key.training = model.options.norm_statistics == "train"
         yield model
 
 
 def adapted(model: Perturbed) -> dict[str, Tensor]:
-    """Return all that adaptation changes, by its name in the state dict: learnables, norm state, and the noise's."""
+    """Return all that adaptation changes, by name in the state dict: learnables, norm state and noise state."""
     for policy in model.norms:
-        policy.settle()  # a pass of the plain network that Ctrl-C stopped could not
+        policy.settle()  # a plain pass that Ctrl-C stopped has not
     tensors: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     norms = {id(b) for policy in model.norms for b in policy.layer._buffers.values() if b is not None}
     tensors |= {n: b for n, b in model.named_buffers() if id(b) in norms}
@@ -121,7 +121,7 @@ def snapshot(model: Perturbed) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
-    """Put an adapted state back, all of it or nothing."""
+    """Restore an adapted state, all of it or nothing."""
     own = adapted(model)
     wrong = [n for n in own.keys() | state.keys() if n not in own or n not in state or own[n].shape != state[n].shape]
     if wrong:
@@ -135,19 +135,19 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
 
 
 def filled_in(model: Perturbed) -> None:
-    """Say that another state was put into the model: what its statistics are of is to be looked up."""
+    """Forget what is known of the statistics, after another state was filled in."""
     for policy in model.norms:
         policy.noisy = False
 
 
 def likelihood_state(likelihood: object) -> dict[str, Any]:
-    """Return what a likelihood has to go on from, if it says so."""
+    """Return a likelihood's state, if it has one."""
     state = getattr(likelihood, "state_dict", None)
     return {} if state is None else state()
 
 
 def fill_likelihood(likelihood: object, state: dict[str, Any], model: Perturbed) -> None:
-    """Put a likelihood to where it stood."""
+    """Restore a likelihood's state."""
     load = getattr(likelihood, "load_state_dict", None)
     if load is not None:
         load(state) if isinstance(likelihood, nn.Module) else load(state, model)

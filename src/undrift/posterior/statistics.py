@@ -1,4 +1,4 @@
-"""Whether kept norm statistics fit the mean network; and a pass over a domain that gives it statistics of its own."""
+"""Check whether kept norm statistics fit the mean network, and collect its own in a pass over the domain."""
 
 import warnings
 import weakref
@@ -14,20 +14,20 @@ from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, noisy_statistics
 
-INERT = 0.02  # σ over a kernel's standard deviation that changes no statistics to speak of; as released it is 0.001
+INERT = 0.02  # σ over a kernel's standard deviation below which statistics hardly change; as released it is 0.001
 
-# The statistics that each network had when it was last looked at, and their version; None once it was warned of.
+# Each network's statistics, with their version, when they were last checked; None after a warning.
 _looked_at: "weakref.WeakKeyDictionary[Perturbed, tuple[Tensor, int] | None]" = weakref.WeakKeyDictionary()
 
 
 def noise_kept(model: Perturbed) -> float:
-    """Return how large the noise in kept norm statistics is: σ over a kernel's standard deviation, at its largest.
+    """Return the largest noise in kept norm statistics, as σ over a kernel's standard deviation.
 
-    0 where the mean network fits them: the batch's or the source's, moved without noise, or by an inert one. That noise
-    behind the last norm layer alone reaches no statistics is not seen.
+    0 if they fit the mean network: batch statistics, the source's, or those moved without (noticeable) noise. Noise
+    that is only behind the last norm layer reaches no statistics, but counts here.
     """
     attached = model._attached
-    if attached.aside or attached.removed or not noisy_statistics(model):  # off, the source's statistics are in place
+    if attached.aside or attached.removed or not noisy_statistics(model):  # off: the source's are in place
         return 0.0
     sizes = [noise.relative_std().mean() for noise in model.noises()]
     largest = float(torch.stack([size.to(sizes[0]) for size in sizes]).max())  # one transfer
@@ -35,10 +35,10 @@ def noise_kept(model: Perturbed) -> float:
 
 
 def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
-    """Warn, once a network, where it is asked without noise and its kept norm statistics are those of noisy passes.
+    """Warn, once per network, if it answers without noise and its kept norm statistics come from noisy passes.
 
-    Every prediction without draws asks; statistics that have not moved since the last one are not looked at again (nor
-    those that the replay of a CUDA graph has moved since: it tells nobody).
+    Every prediction without draws calls this. Statistics that have not moved since the last call are not checked again,
+    nor are those that the replay of a CUDA graph moved.
 
     Args:
         stacklevel: how far up the caller is; 4 is behind `predict` and its no_grad.
@@ -48,7 +48,7 @@ def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
     kept = next((p.layer._buffers["running_mean"] for p in model.norms if p.statistics in MOVING), None)
     if kept is None:
         return
-    version = 0 if kept.is_inference() else kept._version  # what is filled in is written into the same tensor
+    version = 0 if kept.is_inference() else kept._version  # filling in writes into the same tensor
     if seen[0] is kept and seen[1] == version:
         return
     size = noise_kept(model)
@@ -59,7 +59,7 @@ def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
 
 
 def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
-    """Warn that statistics kept from passes with noise of that size do not fit what is asked of the network."""
+    """Warn that statistics kept from passes with noise of that size do not fit a network without it."""
     warnings.warn(
         f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard deviation), and "
         f"{asked}, without which a deep network may lose half of its accuracy. {to_do}",
@@ -70,7 +70,7 @@ def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
 
 @torch.no_grad()
 def show(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
-    """Let kept norm statistics move by a pass over the batches; the network is in eval mode."""
+    """Move kept norm statistics by a pass over the batches, in eval mode."""
     with model.rest() if noisy else model.mean():
         model.key.training = True
         for images in batches:
@@ -79,13 +79,13 @@ def show(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
 
 @contextmanager
 def own_statistics(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None]:
-    """Let kept norm statistics be those of the mean network on these batches, for the length of a `with` block."""
+    """Use norm statistics of the mean network on these batches, for the length of a `with` block."""
     kept = [policy for policy in model.norms if policy.statistics in MOVING]
-    # References are enough: an average is a new tensor each time it moves.
+    # References suffice, as an average becomes a new tensor each time it moves.
     before = [(policy, policy.statistics, policy.noisy, dict(policy.layer._buffers)) for policy in kept]
     try:
         for policy in kept:
-            policy.statistics = "domain"  # each batch alike, and nothing of what was there
+            policy.statistics = "domain"  # all batches count equally, earlier statistics not at all
             count = policy.layer._buffers["num_batches_tracked"]
             policy.layer._buffers["num_batches_tracked"] = None if count is None else torch.zeros_like(count)
         show(model, batches, noisy=False)
@@ -98,9 +98,9 @@ def own_statistics(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None
 
 @contextmanager
 def fitting_mean(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None]:
-    """Give the mean network under statistics that fit it, for the length of a `with` block; it is left as it was.
+    """Give the mean network with statistics that fit it, for the length of a `with` block.
 
-    Where the kept ones are those of noisy passes, these are its own of the batches; else nobody looks at the batches.
+    If the kept ones come from noisy passes, its own are collected on the batches; otherwise the batches are not read.
     """
     own = own_statistics(model, batches) if noise_kept(model) else nullcontext()
     with keeping_noise(model.key), own, model.mean():

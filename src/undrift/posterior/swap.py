@@ -1,7 +1,7 @@
-"""Tensors of one module that adaptation works on, while the source's own wait.
+"""Exchange a module's tensors: copies for adaptation, the source's own for `off()` and `remove()`.
 
-The network keeps the user's own tensors untouched: while it is perturbed, a module holds copies, and the originals wait
-here. `exchange` puts the one set in the place of the other, without copying a value.
+The user's own tensors stay untouched: while the network is perturbed, a module holds copies and the originals are kept
+here. `exchange` swaps the two sets without copying a value.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Swapped:
-    """The two sets of tensors of one module; `away` is the one that is not in it now.
+    """The two sets of tensors of one module; `away` is the one not in it now.
 
     Attributes:
         name: of the module in the network.
@@ -23,7 +23,7 @@ class Swapped:
         self.away: dict[str, Tensor | None] = {}
 
     def copy(self, copies: dict[int, Tensor]) -> None:
-        """Make copies of the module's tensors to adapt, to wait here; `copies` lets tied parameters stay tied."""
+        """Make copies of the module's tensors to adapt; `copies` keeps tied parameters tied."""
         for name, tensor in self.tensors().items():
             if tensor is not None and id(tensor) not in copies:
                 fresh = tensor.detach().clone()
@@ -31,14 +31,14 @@ class Swapped:
             self.away[name] = None if tensor is None else copies[id(tensor)]
 
     def exchange(self) -> None:
-        """Put the tensors that wait here into the module, and those of the module here."""
+        """Exchange the module's tensors and those kept here."""
         for name, tensor in self.tensors().items():
             other = self.away[name]
             if other is not None and tensor is not None:
-                # model.to(…) moved what was in the module; what waited follows, as nn.Module.to does it.
+                # model.to(…) moved only what was in the module; the others follow now.
                 other.data = other.data.to(tensor.device, tensor.dtype)
             self.away[name] = tensor
-            # Straight into the tables, so that no name changes its place among them.
+            # Directly into the dictionaries, so that the order of names stays.
             table: dict[str, Any] = self.layer._parameters if name in self.layer._parameters else self.layer._buffers
             table[name] = other
 
@@ -47,16 +47,16 @@ class Swapped:
         return [p for p in self.layer._parameters.values() if p is not None]
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return all that changes places, by its name in the module."""
+        """Return all tensors to exchange, by name in the module."""
         return {**self.layer._parameters, **self.layer._buffers}
 
 
 class Trained(Swapped):
-    """The own weights of one module, where a scheme trains them (option `train`)."""
+    """The weights of one module that a scheme trains (option `train`)."""
 
     def __init__(self, name: str, layer: nn.Module) -> None:
         super().__init__(name, layer, learned=True)
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Return the module's own parameters; buffers that are no norm statistics stay the source's."""
+        """Return the module's own parameters; buffers other than norm statistics stay the source's."""
         return dict(self.layer._parameters)

@@ -1,4 +1,4 @@
-"""How a perturbed network shows itself: one row a layer, and what it all costs."""
+"""Print a perturbed network: one row per layer, and the totals."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -7,15 +7,15 @@ from torch import nn
 
 from undrift.posterior import layers
 from undrift.posterior.noise import Noise
-from undrift.posterior.select import plain_name
+from undrift.posterior.select import plain_name, slot
 
 if TYPE_CHECKING:
     from undrift.posterior.perturbed import Perturbed
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer: what is done to it, or why nothing is, and how many learnables that makes."""
+class LayerRow:
+    """One layer: what is done to it, or why nothing is, and its number of learnables."""
 
     layer: str
     type: str
@@ -42,7 +42,7 @@ class Totals:
 
     @property
     def unshared(self) -> int:
-        """What it would be with one variance a weight."""
+        """The number of learnables with one variance per weight."""
         return self.weights + self.norm_affine
 
 
@@ -62,15 +62,13 @@ def totals(model: "Perturbed") -> Totals:
     )
 
 
-def rows(model: "Perturbed") -> list[Row]:
-    """Return one row a layer that is, or could be, perturbed, and one a norm layer, in the network's order."""
-    from undrift.posterior.perturbed import slot
-
+def rows(model: "Perturbed") -> list[LayerRow]:
+    """Return one row per layer that is or could be perturbed and one per norm layer, in the network's order."""
     choices = {id(c.layer): c for c in model.choices}
     policies = {id(p.layer): p for p in model.norms}
     inner = {id(m) for c in model.choices if layers.kind(c.layer) == "attention" for m in c.layer.modules()}
     by_name = dict(zip(model.noise, model.noises(), strict=True))
-    out: list[Row] = []
+    out: list[LayerRow] = []
     seen: set[int] = set()
     for name, module in model.net.named_modules():
         if choice := choices.get(id(module)):
@@ -84,15 +82,17 @@ def rows(model: "Perturbed") -> list[Row]:
                 what = _how(model, module, noises[0]) if noises else "with the layer it shares its weight with"
                 relative = " ".join(f"{float(n.relative_std().mean()):.3g}" for n in noises)
             count = sum(n.log_var.numel() for n in fresh)
-            out.append(Row(choice.name or "(root)", type(module).__name__, what, relative, count))
+            out.append(LayerRow(choice.name or "(root)", type(module).__name__, what, relative, count))
         elif policy := policies.get(id(module)):
             affine = [p for p in policy.parameters() if p.requires_grad]
             statistics = f"statistics: {policy.statistics}, " if policy.statistics else ""
             what = f"{statistics}affine {'trained' if affine else 'fixed'}"
-            out.append(Row(policy.name or "(root)", type(module).__name__, what, "", sum(p.numel() for p in affine)))
+            out.append(
+                LayerRow(policy.name or "(root)", type(module).__name__, what, "", sum(p.numel() for p in affine))
+            )
         elif id(module) not in inner and any(p is not None and p.ndim > 1 for p in module._parameters.values()):
             what = "no: not a convolution, linear or attention layer"
-            out.append(Row(plain_name(name) or "(root)", type(module).__name__, what, "", 0))
+            out.append(LayerRow(plain_name(name) or "(root)", type(module).__name__, what, "", 0))
     return out
 
 
@@ -102,8 +102,8 @@ def _how(model: "Perturbed", layer: nn.Module, noise: Noise) -> str:
     unit = {"weight": "weight", "kernel": "kernel" if convolution else "row"}[sharing]
     if layers.is_standard(layer):
         energy = "" if noise.energy == "square" or model.options.estimator == "drawn" else f", {noise.energy}"
-        return f"a variance a {unit}, {model.options.estimator}{energy}"
-    return f"a variance a {unit}, drawn (it has a forward of its own)"
+        return f"one variance per {unit}, {model.options.estimator}{energy}"
+    return f"one variance per {unit}, drawn (it has a forward of its own)"
 
 
 def render(model: "Perturbed") -> str:
@@ -130,7 +130,7 @@ def summary(model: "Perturbed") -> str:
     weights = f" + {t.trained:,} weights" if t.trained else ""
     return (
         f"{perturbed} of {len(model.choices)} layers perturbed: {t.learnables:,} learnables = {t.log_variances:,} "
-        f"log-variances + {t.norm_affine:,} norm affine{weights} ({t.unshared:,} with a variance a weight); "
+        f"log-variances + {t.norm_affine:,} norm affine{weights} ({t.unshared:,} with one variance per weight); "
         f"{_size(t.learnable_bytes)} beside a network of {_size(t.network_bytes)}"
     )
 

@@ -1,4 +1,4 @@
-"""Layers that share one weight share its perturbation, where they cut it into the same kernels."""
+"""Tied weights: layers that share a weight share its perturbation, if they cut it into the same kernels."""
 
 from collections.abc import Iterable
 
@@ -12,18 +12,18 @@ from undrift.posterior.select import Choice
 
 
 def held_weights(layer: nn.Module) -> Iterable[tuple[str, nn.Module, str, int]]:
-    """Yield each weight of a layer: its name, the module that holds it, its name there, and a number for its tensor."""
+    """Yield each weight of a layer: its name, the module that holds it, its name there, and an id of its tensor."""
     for name in layers.weight_names(layer):
         holder, _, attribute = name.rpartition(".")
         module = layer.get_submodule(holder)
-        # A parametrized weight is made anew at each reading: its module stands for it.
+        # A parametrized weight is computed at each access, so its module identifies it.
         yield name, module, attribute, id(module._parameters.get(attribute, module))
 
 
 def refuse_crosswise(choices: Iterable[Choice], options: Options) -> None:
-    """Raise where one variance a kernel would have to serve two layers with other kernels of one weight.
+    """Raise if one variance per kernel would have to serve two layers that cut one weight into different kernels.
 
-    A convolution's kernel is a row of the weight, a transposed one's a column of it: an autoencoder may tie them.
+    A convolution's kernel is a row of the weight, a transposed convolution's a column; an autoencoder may tie them.
     """
     first: dict[int, tuple[str, nn.Module]] = {}
     refusals = []
@@ -39,8 +39,8 @@ def refuse_crosswise(choices: Iterable[Choice], options: Options) -> None:
             if not torch.equal(ours, theirs):
                 refusals.append(
                     f"{choice.name} ({_counted(module, ours)}) shares its weight with {other} "
-                    f"({_counted(before, theirs)}), which cuts it into kernels another way; one variance a kernel "
-                    f"cannot serve both. Leave one out: exclude={choice.name!r}; or take one variance a weight: "
+                    f"({_counted(before, theirs)}), which cuts it into kernels another way; one variance per kernel "
+                    f"cannot serve both. Leave one out: exclude={choice.name!r}; or take one variance per weight: "
                     "conv_sharing='weight'."
                 )
     if refusals:

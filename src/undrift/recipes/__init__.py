@@ -1,1 +1,1 @@
-"""The methods' rows, a file for each family; `undrift.methods` lists them together."""
+"""The rows of the table of methods, one file per family; `undrift.methods` joins them."""

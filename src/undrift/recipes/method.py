@@ -1,4 +1,4 @@
-"""A method: what may change × what is asked × when, and what holds on to the source."""
+"""The `Method` class: what may change × what is asked × when, and what holds on to the source."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from undrift.options import Options, _suggest, answering_draws
 
 Loop = Literal["stream", "adapt"]
 
-# The annotations that are checked, in words; numbers of NumPy are numbers too.
+# The annotations that are checked, in words and as types (NumPy's numbers count too).
 _PLAIN: dict[object, tuple[str, type]] = {
     int: ("a whole number", Integral),
     float: ("a number", Real),
@@ -42,12 +42,12 @@ class Method:
         reference: who proposed it.
         loops: "stream" (batch by batch), "adapt" (over epochs), or both.
         options: what may change, with its authors' optimiser and rates.
-        likelihood: makes what is asked; its arguments are settings of the method.
+        likelihood: makes the loss; its arguments are settings of the method.
         keepers: make what holds on to the source; their arguments are settings too.
-        epochs: passes over the domain, and `batch_size` images a step there; `stream_batch` in a stream.
+        epochs: passes over the domain; `batch_size`: images per step there; `stream_batch`: the same in a stream.
         episodic: whether every batch of a stream starts from the source.
-        needs: what it needs beyond a source network and unlabelled images; "" for nothing.
-        source_free: whether it never looks at source data, nor needs a part of its own at source training.
+        needs: what it needs beside a source network and unlabelled images; "" is nothing.
+        source_free: whether it needs neither source data nor a special source training.
         ensemble: whether several networks answer together.
         variants: settings by name, such as its authors' values for ImageNet.
     """
@@ -70,17 +70,17 @@ class Method:
 
     @property
     def online(self) -> bool:
-        """Whether it answers batch by batch, as images arrive."""
+        """Whether it runs in a stream."""
         return "stream" in self.loops
 
     @property
     def uncertainty(self) -> bool:
-        """Whether it knows a distribution over networks; `mutual_info` says which of its answers show it."""
+        """Whether it has a distribution over networks; `mutual_info` says which answers show it."""
         return bool(self.options.layers) or self.ensemble
 
     @property
     def mutual_info(self) -> Literal["yes", "after the stream", "with more samples", "with several members", "no"]:
-        """Where mutual information is above 0: several draws answer, or only a later `predict(…, samples=10)` asks."""
+        """Which answers have mutual information: all of them, or only those of a later `predict(…, samples=10)`."""
         options = self.options
         if not options.layers:
             return "with several members" if self.ensemble else "no"
@@ -121,7 +121,7 @@ class Method:
     def settings(self) -> list[str]:
         """Return the names of the settings that are not options: those of its likelihood and its keepers."""
         found = (name for make in (self.likelihood, *self.keepers) for name in _arguments(make))
-        return list(dict.fromkeys(found))  # one value serves all that take it
+        return list(dict.fromkeys(found))  # parts that take the same setting share its value
 
     def build(self, settings: Mapping[str, object]) -> Parts:
         """Return the method ready to run, with settings (options, or arguments of likelihood and keepers) changed."""
@@ -131,8 +131,8 @@ class Method:
             if name not in known:
                 raise OptionError(
                     f"{self.name} has no setting {name!r}{_suggest(name, known)}; beside the options "
-                    f"(docs/options.md) it takes {', '.join(self.settings()) or 'none'}. Correct the name, or leave it "
-                    "out."
+                    f"(docs/reference/options.md) it takes {', '.join(self.settings()) or 'none'}. Correct the name, "
+                    "or leave it out."
                 )
         makers = (self.likelihood, *self.keepers)
         if wrong := [problem for make in makers for problem in _wrong(make, settings)]:
@@ -151,20 +151,20 @@ class Method:
 
 @dataclass(frozen=True)
 class _With(Method):
-    """A method some of whose settings are given already."""
+    """A method with some settings given: a variant."""
 
     given: Mapping[str, object] = field(default_factory=dict)
 
     def build(self, settings: Mapping[str, object]) -> Parts:
-        """Return the method ready to run; what the caller sets counts before what the variant does."""
+        """Return the method ready to run; the caller's settings override the variant's."""
         return super().build({**self.given, **settings})
 
 
 def _naming_the_bottleneck(options: Options, features: object) -> Options:
-    """Return the options with what `features` names in the place of a bottleneck that is trained by its role (G-SFDA).
+    """Return the options with `features` in place of "@bottleneck", if that is trained by its role (G-SFDA).
 
-    Where everything is trained, as in SHOT, `features` says where to look and no more: what is looked at need not be
-    new, and learns no faster for it.
+    If everything is trained, as in SHOT, `features` only says where to look; that layer need not be new and learns no
+    faster.
     """
     if features is None or "@bottleneck" not in options.train:
         return options
@@ -182,13 +182,13 @@ def _arguments(make: Callable[..., Any]) -> list[str]:
 
 
 def _wrong(make: Callable[..., Any], settings: Mapping[str, object]) -> list[str]:
-    """Return what is wrong with the types of settings, where their annotation is a plain one."""
+    """Return what is wrong with the types of settings that have a plain annotation."""
     problems = []
     for p in _parameters(make):
         kinds = get_args(p.annotation) if isinstance(p.annotation, UnionType) else (p.annotation,)
         if p.name in settings and all(kind in _PLAIN for kind in kinds):
             value = settings[p.name]
-            # True is an int to Python; nobody means one.
+            # True is an int in Python, but not meant as one.
             fits = [bool in kinds] if isinstance(value, bool) else [isinstance(value, _PLAIN[k][1]) for k in kinds]
             if not any(fits):
                 problems.append(f"{p.name}={value!r} is not {' or '.join(_PLAIN[k][0] for k in kinds)}")

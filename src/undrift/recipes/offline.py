@@ -1,11 +1,12 @@
-"""Methods over epochs that look at neighbours or at the network's own past: NRC, AaD, G-SFDA, HCL, and VMP with NRC.
+"""Methods over epochs with neighbours or the network's own past: NRC, AaD, G-SFDA, HCL, VMP + NRC.
 
-The authors' schedules, batch sizes and weight decay; the label-free parts only. NRC, AaD and G-SFDA on VisDA keep the
-checkpoint that is best on the target's labels; we keep the last. Their banks are filled on random crops: give `clean`
-to fill them on others. G-SFDA's Office-Home code reshuffles before each of its 32 epochs' steps; ours makes epochs.
+Schedules, batch sizes and weight decay are the authors'; only label-free parts are used. On VisDA the authors of NRC,
+AaD and G-SFDA keep the checkpoint that is best on the target's labels; we keep the last. Their banks are filled on
+random crops; give `clean` to fill them on others. G-SFDA's Office-Home code reshuffles before every step of its 32
+epochs; we go through the whole domain in each.
 
-A bottleneck of another name: G-SFDA trains what `features="neck"` names, ten times as fast, as it would a module called
-bottleneck. To the others `features` says where to look; what is new they are told by `fast=("neck", "@classifier")`.
+If the bottleneck has another name: G-SFDA trains the module that `features="neck"` names, ten times as fast. For the
+others `features` only says where to look; name new layers with `fast=("neck", "@classifier")`.
 """
 
 from undrift.keep.masks import MaskedGradients
@@ -17,7 +18,7 @@ from undrift.posterior.scheme import AFFINE, WEIGHTS
 from undrift.recipes.method import Method
 from undrift.recipes.plain import _OFFLINE, _PRESETS_OFFLINE, _VMP
 
-# Everything is trained, the classifier too; new layers ten times as fast as the backbone.
+# Everything is trained, the classifier included; new layers ten times as fast as the backbone.
 _ALL = WEIGHTS.replace(
     norm_statistics="train",
     fast=("@bottleneck", "@classifier"),
@@ -48,7 +49,7 @@ ROWS = (
         epochs=40,
         variants={
             "office-home": {},
-            # Amazon → Webcam alone: neighbours=3, second_neighbours=2 (the table's are in undrift_bench).
+            # Amazon → Webcam alone has neighbours=3, second_neighbours=2 (in undrift_bench).
             "office31": {
                 "epochs": 50,
                 "neighbours": 2,
@@ -89,7 +90,7 @@ ROWS = (
             "visda": {"epochs": 15, "neighbours": 10, "adapt_lr": 1e-4, "train_masks": True},
         },
     ),
-    # A method for segmentation; its 5,000 steps of warm-up and the power of 0.9 that 100,000 steps follow are left out.
+    # A segmentation method; its warm-up of 5,000 steps and its decay over 100,000 are left out.
     Method("hcl", "HCL (transferred to classification)", "Huang et al. 2021", ("adapt",), _ALL, Hcl),
     Method(
         "vmp-nrc",

@@ -1,6 +1,6 @@
 """Methods that adapt batch by batch: EATA, SAR, CoTTA, ROID, and VMP with ROID's likelihood.
 
-Values are their authors' for ImageNet; for CIFAR those of the common benchmark where the authors give none.
+Values are the authors' for ImageNet. For CIFAR, where they give none, those of the common benchmark.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _ADAM = AFFINE.replace(stream_lr=1e-3)
 _NOT_DRAWN = {"norm_statistics": "batch", "stream_lr": 1e-3, "train_samples": 0, "answer": "before"}
 
 
-# By their names: a ResNet's last stage, and a ViT-Base's last three blocks and last norm layer (the one called "norm",
-# not every block's). Networks without such names train all their norm layers.
+# By name: a ResNet's last stage, and a ViT-Base's last three blocks and its last norm layer (called "norm"). Networks
+# without such names train all their norm layers.
 _LAST = ("*layer4*", "*blocks.9", "*blocks.10", "*blocks.11", "norm")
 
 

@@ -1,4 +1,4 @@
-"""Methods that need nothing but a scheme and a likelihood: the controls, Tent, SHOT, Bayes by backprop, and VMP."""
+"""Methods that are a scheme and a likelihood only: the controls, Tent, SHOT, Bayes by backprop, VMP."""
 
 from undrift.likelihood import Shot, entropy
 from undrift.options import PAPER, RELEASED
@@ -13,7 +13,7 @@ _SHOT = {
     "weight_decay": 1e-3,
     "nesterov": True,
 }
-# The paper's offline setting: SGD 2e-3, bottleneck 2e-2, the classifier left alone.
+# The paper's offline setting: SGD 2e-3, bottleneck 2e-2, classifier frozen.
 _OFFLINE = {"frozen": ("@classifier",), "fast": ("@bottleneck",)}
 _PRESETS_OFFLINE = {
     "paper": {"preset": PAPER.replace(**_OFFLINE)},
@@ -65,10 +65,10 @@ ROWS = (
         "Bayes by backprop",
         "Blundell et al. 2015",
         ("stream", "adapt"),
-        BAYES.replace(stream_lr=1e-4),  # searched, as no author has one (benchmarks/rates.py): VMP's ruins a network
+        BAYES.replace(stream_lr=1e-4),  # searched, as no paper gives one (benchmarks/rates.py); VMP's ruins a network
         lambda: entropy,
     ),
-    # Beside SHOT and VMP + SHOT: the same question, and the classifier left alone, which SHOT's pseudo-labels rest on.
+    # As in SHOT and VMP + SHOT the classifier is frozen, because pseudo-labels rest on it.
     Method(
         "bbb-shot",
         "Bayes by backprop + SHOT",

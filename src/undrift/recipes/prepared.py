@@ -1,4 +1,4 @@
-"""Methods that need a part of their own from source training: a posterior over weights, or a second head."""
+"""Methods that need something from source training: a posterior over weights, or a second head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ from undrift.recipes.method import Method
 
 @dataclass(frozen=True)
 class Tempered:
-    """Entropy times α: how much the test images count beside the posterior of the source's."""
+    """Entropy times α, the weight of the test images against the source's posterior."""
 
     recordable: ClassVar[bool] = True
 
@@ -32,11 +32,10 @@ class Tempered:
 
 
 ROWS = (
-    # No official code: the posterior's numbers are those of PETAL, the nearest there is. One network is one member;
-    # `undrift.together` averages the answers of several.
-    # The rate is not PETAL's 1e-3, which goes with CoTTA's loss: with entropy on all weights it ruins the network (50 %
-    # error on development corruptions; 19.9 % at 1e-4, which the rule of benchmarks/rates.py takes). Streams alone were
-    # searched; epochs have the same.
+    # There is no official code, so the posterior's values are those of PETAL, the closest method. One network is one
+    # member; `undrift.together` averages several. The rate is not PETAL's 1e-3, which belongs to CoTTA's loss: with
+    # entropy on all weights it ruins the network (50 % error on development corruptions). 1e-4 (19.9 %) was chosen by
+    # the rule of benchmarks/rates.py on streams, and is used for epochs too.
     Method(
         "bacs",
         "BACS",
@@ -51,7 +50,7 @@ ROWS = (
         source_free=False,
         ensemble=True,
     ),
-    # Only the shared part and the head are on the way to the loss: every other weight has no gradient, and stays.
+    # Only the shared part and the head get gradients; all other weights stay.
     Method(
         "ttt",
         "TTT",

@@ -1,1 +1,1 @@
-"""Files, locks, signals, progress bars and random state: what the library asks of the machine it runs on."""
+"""Files, locks, signals, progress bars, random state: services of the machine."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, forced to the disk, then moved over it."""
+"""Write files whole or not at all: to a temporary file beside the target, synced, then moved over it."""
 
 import contextlib
 import errno
@@ -20,10 +20,10 @@ SHOWN = 100
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Give an open file that becomes `path` when the `with` block ends well, and nothing when it does not.
+    """Give an open file that becomes `path` if the `with` block succeeds, and disappears if it does not.
 
-    An error or Ctrl-C inside the block leaves the old file as it was, and no rest beside it. Only `OSError` is turned
-    into our own three facts, so compute first and write inside.
+    An error or Ctrl-C inside the block leaves the old file untouched and no temporary file. Only `OSError` becomes a
+    `DataError`, so compute first and write inside.
 
     Examples:
         >>> import tempfile
@@ -35,18 +35,18 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """
     place = check(path)
     for again in (False, True):
-        # In the same folder: only there is the last move one step. Opened plainly, so that the user's umask holds.
+        # In the same folder, where the move is atomic. Opened plainly, so that the user's umask applies.
         beside = place.with_name(f".{place.name[:SHOWN]}.{uuid4().hex[:8]}.tmp")
         try:
             with beside.open("xb", 0) as raw, io.BufferedWriter(raw) as file:
-                # Below its buffer: a forked process closes what is locked, and must not write the buffer once more.
-                if marked(raw, beside) or again:  # else a sweep came by in between
+                # Lock the raw file: a forked process closes it, and must not flush the buffer a second time.
+                if marked(raw, beside) or again:  # else a sweep deleted it in between
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
-                    if sys.platform == "win32":  # a file that is open is not moved there
+                    if sys.platform == "win32":  # an open file cannot be moved there
                         file.close()
-                    beside.replace(place)  # while it is locked: afterwards it would pass for a rest
+                    beside.replace(place)  # while it is locked, so that no sweep takes it for a leftover
                     break
         except OSError as error:
             raise DataError(_facts(path, error)) from error
@@ -69,20 +69,20 @@ def write_text(path: str | os.PathLike[str], content: str) -> int:
 
 
 def sweep(path: str | os.PathLike[str]) -> None:
-    """Delete what a kill left beside a file while it was written; what another process is writing there stays."""
+    """Delete temporary files that a killed process left beside a file; those in use by another process stay."""
     place = check(path)
     rest = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.tmp")
-    if len(place.name) > SHOWN:  # could be another file's
+    if len(place.name) > SHOWN:  # the shortened name could be another file's
         return
-    with contextlib.suppress(OSError):  # a rest is in nobody's way
+    with contextlib.suppress(OSError):  # a leftover harms nobody
         for beside in [found for found in place.parent.iterdir() if rest.fullmatch(found.name)]:
             with contextlib.suppress(OSError):
                 discard(beside)
 
 
 def check(path: str | os.PathLike[str]) -> Path:
-    """Return the place that a file will be moved to; raises at once where none can be, before hours of work."""
-    place = Path(os.path.realpath(path))  # a link keeps pointing to the file
+    """Return where a file will be moved to; raise at once, before hours of work, if that is impossible."""
+    place = Path(os.path.realpath(path))  # a link stays a link
     if place.is_dir():
         raise DataError(f"{path} is a folder; needed: the name of a file to write. Add a file name to it.")
     if not place.parent.is_dir():
@@ -104,7 +104,7 @@ def _facts(path: str | os.PathLike[str], error: OSError) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the move itself last through a power cut, on systems where a folder can be synced."""
+    """Make the move survive a power cut, on systems that can sync a folder."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

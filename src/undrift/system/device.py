@@ -1,4 +1,4 @@
-"""The device that a name means."""
+"""Choose a device by name."""
 
 import torch
 
@@ -6,7 +6,7 @@ from undrift._errors import OptionError
 
 
 def pick_device(device: torch.device | str) -> torch.device:
-    """Return the device that is meant; raises if it is a GPU that is not there."""
+    """Return the device; raise if it is a GPU that is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

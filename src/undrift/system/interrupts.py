@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: who handles them, and how they wait for the end of something short."""
+"""Hold Ctrl-C and SIGTERM back until a short critical section is over."""
 
 import signal
 import threading
@@ -9,16 +9,16 @@ from typing import Any
 
 
 def handled() -> dict[int, Callable[[int, FrameType | None], Any]]:
-    """Return the handlers of Ctrl-C and SIGTERM that a program has: none of one that is ignored, or the system's."""
+    """Return a program's own handlers of Ctrl-C and SIGTERM, without ignored signals and the system's defaults."""
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     return {int(number): handler for number, handler in found.items() if callable(handler)}
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until a short `with` block is over, so that a step that was made is also counted.
+    """Hold Ctrl-C back until a short `with` block is over, for example to make a step and count it.
 
-    So is SIGTERM where a program handles it; where it does not, the process ends at once.
+    SIGTERM is held back too if the program handles it; otherwise the process ends at once.
     """
     handlers = handled()
     if not handlers or threading.current_thread() is not threading.main_thread():
@@ -31,12 +31,12 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _give_back(list(handlers.items()))
-        for number in pressed:  # by a call: a signal that is raised again would wake an event loop a second time
+        for number in pressed:  # call the handler: raising the signal again would wake an event loop twice
             handlers[number](number, None)
 
 
 def _give_back(handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]]) -> None:
-    """Put all handlers back, also where one that is in place again raises meanwhile."""
+    """Restore all handlers, even if one that is restored raises meanwhile."""
     if handlers:
         try:
             signal.signal(*handlers[0])
@@ -45,7 +45,7 @@ def _give_back(handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]
 
 
 def surely(put_back: Callable[[], object]) -> None:
-    """Put something back, once more where Ctrl-C comes halfway: the second one it has to wait for."""
+    """Run a restoring function; if Ctrl-C interrupts it, run it again while holding Ctrl-C back."""
     try:
         put_back()
     except BaseException:

@@ -1,4 +1,4 @@
-"""A progress bar with numbers beside it, on a terminal and nowhere else."""
+"""A progress bar with numbers, on terminals only."""
 
 import contextlib
 import sys
@@ -10,9 +10,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 
 class Bar:
-    """Shows how far a loop is and its latest numbers; a log file or a pipe gets nothing.
+    """Show how far a loop is and its latest numbers; print nothing to a log file or a pipe.
 
-    A terminal that is closed meanwhile is no reason for the loop to end.
+    A terminal that is closed meanwhile does not end the loop.
 
     Examples:
         >>> with Bar("adapt", total=2, shown=False) as bar:
@@ -20,7 +20,7 @@ class Bar:
     """
 
     def __init__(self, what: str, total: int | None, shown: bool | None = None, done: int = 0) -> None:
-        # On stderr: what a command prints to stdout may be read by another.
+        # On stderr, because another program may read stdout.
         terminal = _Terminal()
         visible = terminal.isatty() if shown is None or sys.stderr is None else shown
         columns = (
@@ -53,10 +53,10 @@ class Bar:
 
 
 class _Terminal:
-    """stderr that raises nothing where nobody is left to read it.
+    """stderr that does not raise once it is closed.
 
-    Not caught around rich's calls instead: it writes from a thread of its own too, and one that raised half-way would
-    leave sys.stderr in the bar's hands.
+    Catching errors around rich's calls is not enough: it also writes from its own thread, and a failure half-way would
+    leave sys.stderr replaced.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Everything that an order of images can be drawn from, to be put back as it was."""
+"""Save and restore all random state that an order of images can depend on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Randomness:
-    """Torch's global generators and those of a loader; a state is a dict of tensors.
+    """Torch's global generators and those of a loader; the state is a dict of tensors.
 
-    Worker processes draw their seeds from these. Augmentations in this process that use NumPy or `random` do not, and
-    are not repeated when a run is resumed.
+    Worker processes are seeded from these. Augmentations in this process that use NumPy or `random` are not, so a
+    resumed run does not repeat them.
     """
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
@@ -25,7 +25,7 @@ class Randomness:
         return state | {str(i): generator.get_state() for i, generator in enumerate(self.generators)}
 
     def put(self, state: Mapping[str, Tensor]) -> None:
-        """Put a state back."""
+        """Restore a state."""
         torch.set_rng_state(state["torch"])
         if "cuda" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"], self.device)
@@ -34,7 +34,7 @@ class Randomness:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Put everything back at the end of a `with` block: a look at the images changes no later order."""
+        """Restore all state at the end of a `with` block, so that a pass over the images changes no later order."""
         state = self.state()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Randomness of its own for a part of a method, so that a stream can be repeated and resumed."""
+"""Generators and keys for parts of a method, so that a stream can be repeated and resumed."""
 
 import torch
 
@@ -6,8 +6,8 @@ import torch
 def own_generator(seed: int | None) -> torch.Generator:
     """Return a generator on the CPU; without a seed, torch's global generator gives one.
 
-    Numbers in bulk are not drawn from it, but computed on the device from a key that is (`kernels.normal`): the
-    same seed means the same numbers on every device, and nothing waits for a copy.
+    Bulk numbers are not drawn from it but computed on the device from a key that is (`kernels.normal`), so that a seed
+    means the same numbers on every device and nothing waits for a copy.
     """
     chosen = int(torch.randint(2**62, ())) if seed is None else seed
     return torch.Generator().manual_seed(chosen)

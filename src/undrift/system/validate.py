@@ -1,4 +1,4 @@
-"""Arguments that are not what they have to be, found before anything happens."""
+"""Validate arguments."""
 
 import operator
 from typing import Any
@@ -9,11 +9,11 @@ from undrift._errors import OptionError
 
 
 def generator_or_seed(given: Any) -> torch.Generator | int | None:
-    """Return a generator, a seed, or None, as it was given."""
+    """Return a generator, a seed, or None, unchanged."""
     if given is None or isinstance(given, torch.Generator):
         return given
     try:
-        seed = operator.index(given)  # NumPy's whole numbers too
+        seed = operator.index(given)  # also NumPy's integers
     except TypeError:
         seed = 2**64
     if not -(2**63) <= seed < 2**64:
@@ -25,19 +25,19 @@ def generator_or_seed(given: Any) -> torch.Generator | int | None:
 
 
 def number_from(given: Any, least: float, name: str, to_do: str) -> None:
-    """Raise where what was given is not a finite number from `least` up."""
+    """Raise unless the value is a finite number of at least `least`."""
     if not _is_number(given) or not least <= given < float("inf"):
         raise OptionError(f"{name}={given!r} is not a number from {least:g} up. {to_do}")
 
 
 def number_above(given: Any, least: float, name: str, to_do: str) -> None:
-    """Raise where what was given is not a finite number above `least`."""
+    """Raise unless the value is a finite number above `least`."""
     if not _is_number(given) or not least < given < float("inf"):
         raise OptionError(f"{name}={given!r} is not a number above {least:g}. {to_do}")
 
 
 def _is_number(given: Any) -> bool:
-    """Return whether it is one number: Python's, NumPy's, or a tensor of one."""
+    """Return whether this is one number: of Python, of NumPy, or a tensor with one element."""
     try:
         return not isinstance(given, str | bytes) and bool(0 * float(given) == 0)
     except (TypeError, ValueError, RuntimeError):
@@ -45,7 +45,7 @@ def _is_number(given: Any) -> bool:
 
 
 def count_or_none(given: Any, name: str, to_do: str) -> int | None:
-    """Return a whole number from 1 up, or None, as it was given."""
+    """Return a whole number of at least 1, or None, unchanged."""
     if given is None:
         return None
     try:

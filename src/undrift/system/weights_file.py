@@ -1,4 +1,4 @@
-"""Checkpoints read without unpickling code: safetensors, or PyTorch files restricted to weights."""
+"""Read checkpoints without unpickling code: safetensors, or PyTorch files restricted to weights."""
 
 import pickle
 import struct
@@ -42,10 +42,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def fill(network: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
-    """Copy `tensors` into `network`: every name must be there, shapes and kinds of number match, nothing is left over.
+    """Copy `tensors` into `network`; names, shapes and kinds of number must match exactly.
 
-    Only BatchNorm's count of batches may be missing, or be cast to floats with the rest, as nothing but cumulative
-    averages reads it.
+    Only BatchNorm's count of batches may be missing or be cast to float, as only cumulative averages read it.
     """
     needed = network.state_dict()
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNT)]
@@ -71,7 +70,7 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
 
 
 def _check_stored(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise where a tensor is not there number by number: nothing could be copied, or more than any memory holds."""
+    """Raise if a tensor is not stored element by element: copying would fail, or need too much memory."""
     size = path.stat().st_size
     for name, value in tensors.items():
         plain = value.layout is torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
@@ -101,13 +100,13 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _torch(path: Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
-            # PyTorch doubts old pickle protocols aloud; what follows says all that a user needs.
+            # PyTorch warns of old pickle protocols; the error below says all that a user needs.
             warnings.simplefilter("ignore", UserWarning)
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a file of weights alone ({type(error).__name__}); needed: a state_dict, as undrift never "
-            "runs code out of a checkpoint. Where you trust it, load it yourself and save its state_dict()."
+            "runs code out of a checkpoint. If you trust it, load it yourself and save its state_dict()."
         ) from error
     for key in WRAPPERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):

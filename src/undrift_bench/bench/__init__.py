@@ -1,20 +1,20 @@
-"""Benchmarks: every method on the same footing, from one command each.
+"""Benchmarks: every method on the same footing, one command each.
 
     undrift bench                                      # the names
     undrift bench online-c10 --data FOLDER --list      # its cells, and which are finished
     undrift bench online-c10 --data FOLDER --fast --deadline 600
 
 A **cell** is one method on one network in one setting with one seed in one precision. Its numbers are a small JSON file
-under `--results`; a finished cell is not run again while its method stays what it is, so a benchmark grows over days
-and machines, and merging is copying files. Tables and figures are written from the cells that there are; what is
-missing is "not run".
+under `--results`. A finished cell is not run again unless its method changes, so a benchmark grows over days and
+machines, and merging is copying files. Tables and figures are written from the existing cells; missing ones are "not
+run".
 
-**Writing one.** Say which lines the table has (`Row`), which cells were asked for, and how one cell is run; `run` does
-the rest: order, deadline, errors, files.
+**Writing one.** Give the rows of the table (`MethodRow`), the cells of a request, and a function that runs one cell;
+`run` does the rest: order, deadline, errors, files.
 
     class Flips:                                                   # satisfies `Benchmark`
         name = "flips"
-        rows = [Row("source", "source"), Row("tent", "tent")]
+        rows = [MethodRow("source", "source"), MethodRow("tent", "tent")]
 
         def cells(self, request):                                  # in the table's order
             rows = chosen(self.rows, request.only, request.tier)
@@ -40,9 +40,9 @@ the rest: order, deadline, errors, files.
 
     benchmark = Flips()                                            # what `NAMES` leads to
 
-Then add its line to `NAMES`. `online.py` is a whole one; `table1.py` is one without cells, a plain function.
+Then add it to `NAMES`. `online/` is a complete example; `table1.py` is a plain function without cells.
 
-**How hyper-parameters are chosen.** By this rule, without a look at the target's labels:
+**How hyper-parameters are chosen,** without the target's labels:
 
 1. A method runs with its authors' values, for the data set at hand where they give some ("eata:cifar100").
 2. What authors left open is chosen on the three development corruptions (speckle noise, Gaussian blur, saturate), which
@@ -50,7 +50,7 @@ Then add its line to `NAMES`. `online.py` is a whole one; `table1.py` is one wit
 3. Every method has the same budget for that: one value changed at a time, at most six values of it, on WRN-40-2.
 4. What does not land where it was published is explained, not tuned.
 
-`tent-ft`'s rate was found otherwise, and confirmed by this rule since; docs/benchmarks.md and the tables say so.
+`tent-ft`'s rate was found in another way and later confirmed by this rule (docs/explanation/how-numbers-are-made.md).
 """
 
 import importlib
@@ -58,7 +58,7 @@ from collections.abc import Callable
 
 from undrift._errors import OptionError
 from undrift.options import _suggest
-from undrift_bench.bench.harness.cell import Cell, Row, chosen, in_order, seeds_of
+from undrift_bench.bench.harness.cell import Cell, MethodRow, chosen, in_order, seeds_of
 from undrift_bench.bench.harness.request import CannotRun, Request
 from undrift_bench.bench.harness.run import Benchmark, Outcome, Say, about, in_its_precision, listing, row_notes, run
 from undrift_bench.bench.harness.store import Record, Store
@@ -66,7 +66,7 @@ from undrift_bench.bench.harness.store import Record, Store
 NAMES: dict[str, tuple[str, str]] = {
     "online-c10": ("online.c10", "CIFAR-10-C streams: WRN-28-10 and WRN-40-2; continual, episodic, gradual, mixed, …"),
     "online-c100": ("online.c100", "CIFAR-100-C streams: ResNeXt-29"),
-    "online-imagenet": ("online.imagenet", "ImageNet-C streams: ResNet-50, 5,000 images a corruption"),
+    "online-imagenet": ("online.imagenet", "ImageNet-C streams: ResNet-50, 5,000 images per corruption"),
     "offline": ("offline.benchmark", "PACS, Office-31 or Office-Home over epochs: ResNet-50, all tasks"),
     "generalized": ("offline.generalized", "the same cells: target, held-out source, harmonic mean"),
     "analysis": ("analysis.benchmark", "σ against A-distance, prior, sharing, layers, schemes, draws, β"),
@@ -96,11 +96,11 @@ __all__ = [
     "Benchmark",
     "CannotRun",
     "Cell",
+    "MethodRow",
     "Outcome",
     "Plain",
     "Record",
     "Request",
-    "Row",
     "Say",
     "Store",
     "about",

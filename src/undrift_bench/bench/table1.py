@@ -1,4 +1,4 @@
-"""`table1`: what each method can do and needs, as in the paper's Table 1; read off the methods' own attributes."""
+"""`table1`: what each method can do and needs, as in the paper's Table 1, from the methods' attributes."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`undrift bench`: a benchmark's missing cells in, its tables and figures out."""
+"""`undrift bench`: run missing cells of a benchmark, write its tables and figures."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ TINY = "tiny"  # the folder below --results that trials with --tiny go to
 @command
 def run(
     session: Session,
-    name: Annotated[str | None, typer.Argument(help="The benchmark. Default: list their names.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The benchmark. Default, or list: their names.")] = None,
     data: Annotated[Path, typer.Option(help="Where data sets and source networks lie.", metavar="FOLDER")] = Path(),
     results: Annotated[
         Path, typer.Option(help="Where finished cells, tables and figures go.", metavar="FOLDER")
@@ -70,6 +70,8 @@ def run(
     from undrift_bench.bench.harness.request import check_options
     from undrift_bench.bench.harness.run import check_selection, with_cells
 
+    if name == "list":
+        name = None
     _one_thing(name, {"--list": list_only, "--tables": tables_only, "--times": times_only})
     if name is None:
         width = max(map(len, bench.NAMES))
@@ -95,7 +97,7 @@ def run(
     files = {"wrn28_10": wrn2810, "resnet50_v1": resnet50}
     request = bench.Request(
         data=data,
-        # A likeness on random images must not stand where measurements are: its cells, pages and figures lie apart.
+        # A stand-in on random images must not stand where measurements are: its cells, pages and figures lie apart.
         results=results / TINY if tiny else results,
         cache=cache,
         only=_split(only),
@@ -192,7 +194,7 @@ def _tables(name: str, found: object, request: "Request") -> "Outcome":
 def _times(session: Session, name: str, found: object, request: "Request") -> "Outcome":
     """Return what was timed of a benchmark's finished cells."""
     from undrift_bench.bench.harness.run import Benchmark
-    from undrift_bench.bench.harness.times import take_times
+    from undrift_bench.bench.times.take import take_times
 
     if isinstance(found, Benchmark):
         return take_times(found, request, session.say, session.quiet)

@@ -1,4 +1,4 @@
-"""`undrift train`: labelled images in, a source model out."""
+"""`undrift train`: train a source model from labelled images."""
 
 import dataclasses
 from pathlib import Path

@@ -16,7 +16,7 @@ from undrift.images.domains import TensorDomain
 from undrift.images.labels import read_labels
 from undrift.images.preprocess import RAW, Preprocess
 from undrift.images.sources import UNREADABLE, decode, pillow
-from undrift.images.tree import layout_error
+from undrift_bench.data.published_set import layout_error
 from undrift_bench.data.unpickle import Array, read_batch
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

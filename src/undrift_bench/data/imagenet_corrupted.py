@@ -5,9 +5,9 @@ from pathlib import Path
 
 from undrift.images.domains import FileDomain
 from undrift.images.preprocess import IMAGENET, Preprocess
-from undrift.images.tree import first_existing, layout_error
 from undrift_bench.data.cifar_c import check_corruption
 from undrift_bench.data.imagenet_val import class_tree
+from undrift_bench.data.published_set import first_existing, layout_error
 
 GROUPS = ("noise", "blur", "weather", "digital", "extra")
 ORIGIN = "It comes from Zenodo, record 2235448; `undrift corrupt` makes the same from ImageNet's validation images."

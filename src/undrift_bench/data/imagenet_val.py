@@ -1,4 +1,4 @@
-"""ImageNet's validation images (Russakovsky et al. 2015): a tree with a folder a synset, or a tar of a part of them."""
+"""ImageNet's validation images (Russakovsky et al. 2015): one folder per synset, or a tar of a part."""
 
 from os import PathLike
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 from undrift._errors import DataError
 from undrift.images.domains import FileDomain
 from undrift.images.preprocess import IMAGENET, Preprocess
-from undrift.images.tree import contents, first_existing, labelled, layout_error, read_classes
+from undrift.images.tree import contents, labelled, read_classes
+from undrift_bench.data.published_set import first_existing, layout_error
 
 CLASSES = 1000
 LAYOUT = (

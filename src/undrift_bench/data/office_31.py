@@ -4,7 +4,7 @@ from os import PathLike
 
 from undrift.images.domains import FileDomain
 from undrift.images.preprocess import SHOT, Preprocess
-from undrift.images.tree import Benchmark
+from undrift_bench.data.published_set import PublishedSet
 
 _CLASSES = """
 back_pack bike bike_helmet bookcase bottle calculator desk_chair desk_lamp desktop_computer
@@ -14,7 +14,7 @@ tape_dispenser trash_can
 """
 CLASSES = tuple(_CLASSES.split())
 
-OFFICE_31 = Benchmark(
+OFFICE_31 = PublishedSet(
     title="Office-31",
     domains={"amazon": (("amazon",), 2817), "dslr": (("dslr",), 498), "webcam": (("webcam",), 795)},
     class_names=CLASSES,

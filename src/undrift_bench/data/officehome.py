@@ -4,7 +4,7 @@ from os import PathLike
 
 from undrift.images.domains import FileDomain
 from undrift.images.preprocess import SHOT, Preprocess
-from undrift.images.tree import Benchmark
+from undrift_bench.data.published_set import PublishedSet
 
 _CLASSES = """
 Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair Clipboards
@@ -16,7 +16,7 @@ Trash_Can Webcam
 """
 CLASSES = tuple(_CLASSES.split())
 
-OFFICE_HOME = Benchmark(
+OFFICE_HOME = PublishedSet(
     title="Office-Home",
     domains={
         "art": (("Art",), 2427),

@@ -4,9 +4,9 @@ from os import PathLike
 
 from undrift.images.domains import FileDomain
 from undrift.images.preprocess import SHOT, Preprocess
-from undrift.images.tree import Benchmark
+from undrift_bench.data.published_set import PublishedSet
 
-PACS = Benchmark(
+PACS = PublishedSet(
     title="PACS",
     domains={
         "art_painting": (("art_painting",), 2048),

@@ -1,4 +1,4 @@
-"""Reads the pickled batches of torchvision's CIFAR folders without running anything that is in them.
+"""Read the pickled batches of torchvision's CIFAR folders without running any code in them.
 
 A pickle names functions and calls them; an ordinary load would call whatever a tampered file names. Here a name can
 only become one of three stand-ins, which store what they are given: no function of numpy or of the system is ever

@@ -15,7 +15,7 @@ from undrift_bench.demo.domain_file import NAME, Filed
 from undrift_bench.demo.picture import draw
 from undrift_bench.demo.results import Results
 from undrift_bench.demo.rows import ROWS, Scored
-from undrift_bench.demo.setting import QUICK, Setting
+from undrift_bench.demo.setting import QUICK, DemoSetting
 from undrift_bench.demo.show import show_beginning, show_results
 from undrift_bench.demo.streams import STREAM_ROWS, Streamed
 from undrift_bench.demo.work import Done, Job, do_all, jobs, usual_workers
@@ -24,7 +24,7 @@ WIDTH = 120
 """Of the tables where no terminal says how wide it is."""
 
 
-def demo(out: Path, setting: Setting, workers: int, console: Console) -> Results:
+def demo(out: Path, setting: DemoSetting, workers: int, console: Console) -> Results:
     """Run everything, print it, and write demo.json, demo.png and the domain file into `out`."""
     start = time.perf_counter()
     _make(out)
@@ -44,7 +44,7 @@ def demo(out: Path, setting: Setting, workers: int, console: Console) -> Results
     return results
 
 
-def collect(setting: Setting, done: dict[Job, Done], seconds: float) -> Results:
+def collect(setting: DemoSetting, done: dict[Job, Done], seconds: float) -> Results:
     """Return the runs by row and seed; a row that no seed changes has the same run for each."""
     table: dict[str, list[Scored]] = {}
     streams: dict[str, list[Streamed]] = {}
@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for results (default: out/demo)")
     parser.add_argument("--quick", action="store_true", help="seconds, on few images, in one process: for a test")
     parser.add_argument("--seeds", type=int, default=None, help="runs a row, two at least")
-    parser.add_argument("--workers", type=int, default=None, help="processes (default: one a core, four at most)")
+    parser.add_argument("--workers", type=int, default=None, help="processes (default: one per core, four at most)")
     given = parser.parse_args(arguments)
-    setting = QUICK if given.quick else Setting()
+    setting = QUICK if given.quick else DemoSetting()
     if given.seeds is not None:
         if given.seeds < 2:
             parser.error(f"--seeds {given.seeds}: two at least, as one seed has no deviation")

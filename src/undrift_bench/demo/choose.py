@@ -1,12 +1,12 @@
 """Choose the demo's learning rate without a label: `python -m undrift_bench.demo.choose`, a minute or two.
 
-The library's rate over epochs (2e-3) is for a pretrained backbone; a network of 61 k weights trained from nothing may
-need another. Of 1, 10 and 100 times that rate the demo takes the one with the most information,
+The library's rate over epochs (2e-3) is for a pretrained backbone; a small network trained from scratch may need
+another. Of 1, 10 and 100 times that rate the demo takes the one with the most information,
 
     H(mean of p) − mean of H(p),
 
-on the unlabelled target, added up over the rows that learn over epochs, none of them collapsed: the number by which
-`undrift.adapt(keep="best")` compares epochs. It is one rate for all rows, so none can be favoured by its own.
+on the unlabelled target, summed over the rows that learn over epochs, if none of them collapses.
+`undrift.adapt(keep="best")` compares epochs by the same number. All rows share one rate, so none is favoured.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from undrift.judge.verdict import Verdict
 from undrift.likelihood import Shot
 from undrift.options import PAPER
 from undrift_bench.demo.rows import CONTROL, LARGE, NO_NOISE, VMP, VMP_LARGE, generator, perturbed
-from undrift_bench.demo.setting import Setting, World, load_world
+from undrift_bench.demo.setting import DemoSetting, World, load_world
 
 RATES = tuple(PAPER.adapt_lr * factor for factor in (1, 10, 100))
 LEARNING: Mapping[str, Mapping[str, object]] = {
@@ -38,7 +38,7 @@ def choose(found: Mapping[float, Mapping[str, Verdict]]) -> float:
     return max(sound or found, key=lambda rate: sum(v.after.information for v in found[rate].values()))
 
 
-def try_rate(world: World, setting: Setting, lr: float) -> dict[str, Verdict]:
+def try_rate(world: World, setting: DemoSetting, lr: float) -> dict[str, Verdict]:
     """Return the label-free verdict on each row at this rate, seed 0."""
     verdicts = {}
     for name, changes in LEARNING.items():
@@ -61,7 +61,7 @@ def try_rate(world: World, setting: Setting, lr: float) -> dict[str, Verdict]:
 def main() -> None:
     """Try every rate and print what the rule says."""
     torch.set_num_threads(1)
-    setting, console = Setting(), Console()
+    setting, console = DemoSetting(), Console()
     world = load_world(setting)
     table = Table("learning rate", *LEARNING, "together", "collapsed", title="information on the target, nats")
     found = {}

@@ -1,4 +1,4 @@
-"""The domain file: what was learned about the target, saved beside the network, loaded into a fresh one, compared."""
+"""Save the demo's domain file, load it into a fresh network, and compare."""
 
 import copy
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from undrift.packs.file import load, save
 from undrift.predict import predict
 from undrift_bench.demo.rows import Scored, adapted, scores
-from undrift_bench.demo.setting import Setting, World
+from undrift_bench.demo.setting import DemoSetting, World
 
 NAME = "scans.safetensors"
 EXAMPLES = 24
@@ -57,7 +57,7 @@ class Filed:
         return {"size": self.size, "network": self.network, "equal": self.equal, "restored": self.restored}
 
 
-def domain_file(world: World, setting: Setting, out: Path) -> Filed:
+def domain_file(world: World, setting: DemoSetting, out: Path) -> Filed:
     """Adapt (VMP, seed 0), save, load into a fresh copy of the source network, and compare the answers."""
     target = world.target.select(range(min(setting.shown_images, len(world.target))))
     examples = world.held_out.select(range(EXAMPLES))

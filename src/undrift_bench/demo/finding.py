@@ -1,4 +1,4 @@
-"""What may be said about VMP: pure functions from the seeds' numbers to sentences, free to say that it did not gain."""
+"""Turn the seeds' numbers into sentences about VMP, also if it did not gain."""
 
 import math
 import statistics
@@ -31,7 +31,7 @@ class Gain:
 
     @property
     def doubt(self) -> float:
-        """The larger of the two; three seeds may agree by chance on a difference of six images."""
+        """The larger of the two, as three seeds may agree on a small difference by chance."""
         return max(self.deviation, self.error)
 
     @property

@@ -1,4 +1,4 @@
-"""The picture: the two kinds of digits, what each method is worth on both, and how the stream went."""
+"""Draw the demo's picture: the digits, each method on both domains, and the stream."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the runs came to: numbers by row and seed, what may be said about them, and all of it as JSON."""
+"""The results of the demo: numbers by row and seed, findings, and JSON."""
 
 import dataclasses
 import json
@@ -16,8 +16,8 @@ from undrift.system import atomic
 from undrift_bench.demo import rows, streams
 from undrift_bench.demo.domain_file import Filed
 from undrift_bench.demo.finding import Gain, gain, headline, sentence
-from undrift_bench.demo.rows import Row, Scored
-from undrift_bench.demo.setting import Setting
+from undrift_bench.demo.rows import DemoRow, Scored
+from undrift_bench.demo.setting import DemoSetting
 from undrift_bench.demo.streams import Streamed, StreamRow
 
 
@@ -33,13 +33,13 @@ class Results:
         seconds: all in all.
     """
 
-    setting: Setting
+    setting: DemoSetting
     table: dict[str, list[Scored]]
     streams: dict[str, list[Streamed]]
     file: Filed
     seconds: float
 
-    def target(self, row: Row) -> list[tuple[bool, ...]]:
+    def target(self, row: DemoRow) -> list[tuple[bool, ...]]:
         """Return for each seed which images of the target were answered right."""
         return [s.right for s in self.table[row.name]]
 

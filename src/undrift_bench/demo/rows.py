@@ -1,7 +1,6 @@
-"""The rows of the first table. Each adapts the same network to the same images, and says how it does on both domains.
+"""The rows of the first table: each adapts the same network to the same images and scores both domains.
 
-Every row is made of the library's own pieces, and of nothing else. A row without noise is asked once instead of ten
-times, which changes no answer.
+Every row uses only the library. Rows without noise answer with one pass instead of ten draws, which changes nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,9 +21,9 @@ from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed
 from undrift.predict import predict
 from undrift.stream import stream
-from undrift_bench.demo.setting import Setting, World
+from undrift_bench.demo.setting import DemoSetting, World
 
-Run = Callable[[World, Setting, int], "Scored"]
+Run = Callable[[World, DemoSetting, int], "Scored"]
 
 NO_NOISE = {"init_fraction": 0.0, "test_samples": 0}
 LARGE = 0.1
@@ -45,7 +44,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """One method.
 
     Attributes:
@@ -77,7 +76,7 @@ def perturbed(world: World, seed: int, **changes: object) -> Iterator[Perturbed]
 
 
 @contextmanager
-def adapted(world: World, setting: Setting, seed: int, **changes: object) -> Iterator[Perturbed]:
+def adapted(world: World, setting: DemoSetting, seed: int, **changes: object) -> Iterator[Perturbed]:
     """Give the source network adapted to the target over epochs, with SHOT's likelihood."""
     with perturbed(world, seed, adapt_lr=setting.lr, **changes) as model:
         order = generator(seed)
@@ -98,7 +97,7 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def scores(model: torch.nn.Module, world: World, setting: Setting, seed: int) -> Scored:
+def scores(model: torch.nn.Module, world: World, setting: DemoSetting, seed: int) -> Scored:
     """Return how a network does on both domains, nothing adapted any more."""
     target = predict(model, world.target.batches(setting.batch_size), generator=seed)
     return Scored(score(target, world.target), _source(model, world, setting, seed), right(target, world.target))
@@ -122,16 +121,16 @@ def labels_of(domain: TensorDomain) -> Tensor:
     return domain.labels
 
 
-def _source(model: torch.nn.Module, world: World, setting: Setting, seed: int) -> Scores:
+def _source(model: torch.nn.Module, world: World, setting: DemoSetting, seed: int) -> Scores:
     return score(predict(model, world.held_out.batches(setting.batch_size), generator=seed), world.held_out)
 
 
-def source_network(world: World, setting: Setting, seed: int) -> Scored:
+def source_network(world: World, setting: DemoSetting, seed: int) -> Scored:
     """As it was trained."""
     return scores(world.net, world, setting, seed)
 
 
-def norm_statistics(world: World, setting: Setting, seed: int) -> Scored:
+def norm_statistics(world: World, setting: DemoSetting, seed: int) -> Scored:
     """Moving norm statistics see the target as often as the rows that learn; nothing is learned."""
     with perturbed(world, seed, norm_affine=False, **NO_NOISE) as model:
         order = generator(seed)
@@ -142,7 +141,7 @@ def norm_statistics(world: World, setting: Setting, seed: int) -> Scored:
         return scores(model, world, setting, seed)
 
 
-def tent(world: World, setting: Setting, seed: int) -> Scored:
+def tent(world: World, setting: DemoSetting, seed: int) -> Scored:
     """Tent: one pass in which each batch is answered by its own statistics, then makes a step down its entropy."""
     with perturbed(world, seed, norm_statistics="batch", **NO_NOISE) as model:
         order = torch.randperm(len(world.target), generator=generator(seed))
@@ -152,7 +151,7 @@ def tent(world: World, setting: Setting, seed: int) -> Scored:
         return Scored(score(answers, passing), _source(model, world, setting, seed), tuple(by_place.tolist()))
 
 
-def shot(world: World, setting: Setting, seed: int) -> Scored:
+def shot(world: World, setting: DemoSetting, seed: int) -> Scored:
     """SHOT: all weights but the classifier's."""
     history = adapt(
         world.net,
@@ -171,29 +170,29 @@ def shot(world: World, setting: Setting, seed: int) -> Scored:
         history.model.remove()
 
 
-def without_noise(world: World, setting: Setting, seed: int) -> Scored:
+def without_noise(world: World, setting: DemoSetting, seed: int) -> Scored:
     """VMP with σ = 0, which is SHOT on norm layers: same rate, same order, no noise."""
     with adapted(world, setting, seed, **NO_NOISE) as model:
         return scores(model, world, setting, seed)
 
 
-def vmp(world: World, setting: Setting, seed: int) -> Scored:
+def vmp(world: World, setting: DemoSetting, seed: int) -> Scored:
     """VMP with the paper's preset."""
     with adapted(world, setting, seed) as model:
         return scores(model, world, setting, seed)
 
 
-def vmp_large(world: World, setting: Setting, seed: int) -> Scored:
+def vmp_large(world: World, setting: DemoSetting, seed: int) -> Scored:
     """VMP with ten times the initial variance."""
     with adapted(world, setting, seed, init_fraction=LARGE) as model:
         return scores(model, world, setting, seed)
 
 
-SOURCE = Row("source network", source_network, seeded=False)
-STATISTICS = Row("norm statistics", norm_statistics)
-TENT = Row("Tent", tent)
-SHOT = Row("SHOT, all weights", shot)
-CONTROL = Row("SHOT-BN = VMP, σ = 0", without_noise)
-VMP = Row("VMP", vmp)
-VMP_LARGE = Row("VMP, variance × 10", vmp_large)
+SOURCE = DemoRow("source network", source_network, seeded=False)
+STATISTICS = DemoRow("norm statistics", norm_statistics)
+TENT = DemoRow("Tent", tent)
+SHOT = DemoRow("SHOT, all weights", shot)
+CONTROL = DemoRow("SHOT-BN = VMP, σ = 0", without_noise)
+VMP = DemoRow("VMP", vmp)
+VMP_LARGE = DemoRow("VMP, variance × 10", vmp_large)
 ROWS = (SOURCE, STATISTICS, TENT, SHOT, CONTROL, VMP, VMP_LARGE)

@@ -1,4 +1,4 @@
-"""What the demo works on: sizes, seeds and rates, the two domains, and the source network that comes with it."""
+"""The demo's sizes, seeds and rates, its two domains, and its source network."""
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -15,14 +15,14 @@ HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
-class Setting:
+class DemoSetting:
     """Every number that is not the library's default, the same for every method.
 
     Attributes:
         seeds: runs a row, each with its own order of images and its own noise.
         epochs: passes over the target, for the rows that learn over epochs.
         lr: their learning rate; chosen without a label by `undrift_bench.demo.choose`.
-        batch_size: images a step, where a whole domain is at hand.
+        batch_size: images per step, where a whole domain is at hand.
         target_images: how many images of the target are used; None takes all 1,797.
         held_out_images: how many of the 1,000 held-out source images; half of them pass by in the stream.
         corruptions: the domains of the stream, in order; clean images come last.
@@ -45,7 +45,7 @@ class Setting:
     shown_images: int = 384
 
 
-QUICK = Setting(
+QUICK = DemoSetting(
     seeds=2,
     epochs=1,
     target_images=128,
@@ -75,7 +75,7 @@ class World:
     target: TensorDomain
 
 
-def load_world(setting: Setting) -> World:
+def load_world(setting: DemoSetting) -> World:
     """Return the network that comes with the demo and its two domains; nothing is downloaded or trained."""
     _, held_out = source_images()
     target = data.digits("optdigits")
@@ -89,7 +89,7 @@ def source_images() -> tuple[TensorDomain, TensorDomain]:
     return split(data.digits("mnist"), HELD_OUT, seed=0)
 
 
-def stream_domains(setting: Setting, world: World) -> tuple[dict[str, TensorDomain], TensorDomain]:
+def stream_domains(setting: DemoSetting, world: World) -> tuple[dict[str, TensorDomain], TensorDomain]:
     """Return the domains of the stream by name, clean images last, and clean images that no stream sees.
 
     The held-out images are parted in two: one part passes by under one corruption after the other, the other part

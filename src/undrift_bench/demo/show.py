@@ -7,10 +7,10 @@ from rich.table import Table
 
 from undrift_bench.demo.finding import spread
 from undrift_bench.demo.results import Results
-from undrift_bench.demo.setting import Setting
+from undrift_bench.demo.setting import DemoSetting
 
 
-def show_beginning(console: Console, setting: Setting) -> None:
+def show_beginning(console: Console, setting: DemoSetting) -> None:
     """Say what is compared."""
     console.print(
         "\n[bold]undrift demo[/bold]: a network that learned from MNIST's digits adapts to scans of another kind, "

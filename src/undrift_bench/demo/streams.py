@@ -1,4 +1,4 @@
-"""The second table: one stream of images under one corruption after the other, with no mark where one ends."""
+"""The second table: one stream under one corruption after another, without marks between them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from undrift.options import Answer
 from undrift.predict import predict
 from undrift.stream import stream
 from undrift_bench.demo.rows import NO_NOISE, generator, perturbed
-from undrift_bench.demo.setting import Setting, World, stream_domains
+from undrift_bench.demo.setting import DemoSetting, World, stream_domains
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StreamRow:
     answer: Answer | None = None
     seeded: bool = True
 
-    def run(self, world: World, setting: Setting, seed: int) -> Streamed:
+    def run(self, world: World, setting: DemoSetting, seed: int) -> Streamed:
         """Return how the stream of this seed goes; every row gets the same images in the same order."""
         domains, kept = stream_domains(setting, world)
         order = generator(seed)

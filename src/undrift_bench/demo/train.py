@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from undrift_bench.demo.setting import source_images
-from undrift_bench.train import Trained, TrainOptions, train_source
+from undrift_bench.train import TrainedSource, TrainOptions, train_source
 
 OPTIONS = TrainOptions(
     network="digits", epochs=8, batch_size=64, held_out=0.0, evaluate_every=1, lr=0.1, pad=2, flip=False
 )
 
 
-def train(path: Path) -> Trained:
+def train(path: Path) -> TrainedSource:
     """Write the source network to `path`, in about half a minute."""
     training, _ = source_images()
     return train_source(training, path, OPTIONS, device="cpu", resume=False, overwrite=True)

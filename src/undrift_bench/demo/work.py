@@ -1,4 +1,4 @@
-"""The runs of both tables, spread over processes: small tensors use one core each better than one use of them all."""
+"""Run both tables in several processes, as small tensors do best with one core each."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from undrift_bench.demo.domain_file import Filed, domain_file
-from undrift_bench.demo.rows import ROWS, VMP, Row, Scored
-from undrift_bench.demo.setting import Setting, World, load_world
+from undrift_bench.demo.rows import ROWS, VMP, DemoRow, Scored
+from undrift_bench.demo.setting import DemoSetting, World, load_world
 from undrift_bench.demo.streams import STREAM_ROWS, Streamed, StreamRow
 
 MOST_WORKERS = 4
-_here: list[tuple[World, Setting]] = []
+_here: list[tuple[World, DemoSetting]] = []
 """What a worker works on, loaded when it begins."""
 
 Done = Scored | Streamed | Filed
@@ -35,7 +35,7 @@ class Job:
     seed: int
 
     @property
-    def row(self) -> Row | StreamRow:
+    def row(self) -> DemoRow | StreamRow:
         """The row that is run."""
         return ROWS[self.place] if self.table else STREAM_ROWS[self.place]
 
@@ -45,7 +45,7 @@ class Job:
         return self.table and self.row is VMP and self.seed == 0
 
 
-def jobs(setting: Setting) -> list[Job]:
+def jobs(setting: DemoSetting) -> list[Job]:
     """Return every run, the long ones first, so that no core waits at the end for another."""
     found = [
         Job(table, place, seed)
@@ -56,7 +56,7 @@ def jobs(setting: Setting) -> list[Job]:
     return [job for job in found if job.seed == 0 or job.row.seeded]
 
 
-def do_all(setting: Setting, out: Path, workers: int) -> Iterator[tuple[Job, Done]]:
+def do_all(setting: DemoSetting, out: Path, workers: int) -> Iterator[tuple[Job, Done]]:
     """Yield each run with its scores as it ends; VMP's first seed comes with the domain file.
 
     With one worker everything happens in this process. Ctrl-C ends workers at once: only the domain file is written by
@@ -83,7 +83,7 @@ def usual_workers() -> int:
     return min(cores, MOST_WORKERS)
 
 
-def _begin(setting: Setting) -> None:
+def _begin(setting: DemoSetting) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback; the first process says what happened
     _here.append((load_world(setting), setting))
@@ -93,5 +93,5 @@ def _work(job: Job, out: Path) -> tuple[Job, Done]:
     return job, _do(job, *_here[0], out)
 
 
-def _do(job: Job, world: World, setting: Setting, out: Path) -> Done:
+def _do(job: Job, world: World, setting: DemoSetting, out: Path) -> Done:
     return domain_file(world, setting, out) if job.files else job.row.run(world, setting, job.seed)

@@ -1,9 +1,9 @@
-"""Source models: trained from labelled images, before anything shifts.
+"""Train source models from labelled images.
 
-`train_source` trains a network of the zoo (or the user's own) on one domain and writes ONE safetensors file that knows
-its architecture, class names and preprocessing. Killed, it goes on from its last checkpoint when called again.
+`train_source` trains a network of the zoo (or the user's own) on one domain and writes one safetensors file with its
+architecture, class names and preprocessing. After a kill the same call continues from the last checkpoint.
 
-    >>> from undrift import data
+    >>> from undrift_bench import data
     >>> from undrift_bench.train import load_source, train_preset, train_source
     >>> digits = data.digits("mnist")                                                       # doctest: +SKIP
     >>> train_source(digits, "mnist.safetensors", "digits").accuracy                        # doctest: +SKIP
@@ -14,13 +14,13 @@ its architecture, class names and preprocessing. Killed, it goes on from its las
     >>> network, header = load_source("photo.safetensors")                                  # doctest: +SKIP
     >>> header.class_names, header.preprocess                                               # doctest: +SKIP
 
-Read `_run.py` first, then `_loop.py`.
+Read `run.py` first, then `epoch.py`.
 """
 
 from undrift_bench.train.epoch import Epoch
 from undrift_bench.train.options import TrainOptions, train_preset
 from undrift_bench.train.rotation import train_rotation
-from undrift_bench.train.run import Trained, train_source
+from undrift_bench.train.run import TrainedSource, train_source
 from undrift_bench.train.source_file import SourceHeader, load_source, read_header
 from undrift_bench.train.swag import collect_moments
 
@@ -28,7 +28,7 @@ __all__ = [
     "Epoch",
     "SourceHeader",
     "TrainOptions",
-    "Trained",
+    "TrainedSource",
     "collect_moments",
     "load_source",
     "read_header",

@@ -1,4 +1,4 @@
-"""A run that was killed goes on where its last checkpoint was written.
+"""Write checkpoints of source training, and resume from them.
 
 Schedule and randomness are functions of seed and step, so weights, optimiser, best weights and figures are all there is
 to save. Written whole or not at all, read with `weights_only`: nothing in a checkpoint is executed.
@@ -84,8 +84,8 @@ def save(path: Path, run: Mapping[str, Any], loop: Loop, best: Best, history: li
 
 
 @dataclass
-class Keeper:
-    """Writes a run's checkpoints. One that cannot be written is a warning, once: the epochs are still in memory."""
+class CheckpointWriter:
+    """Writes a run's checkpoints; if one cannot be written, it warns once and training continues."""
 
     path: Path
     run: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What must hold before a run begins; every error says what was found, what was needed and what to do."""
+"""Check everything before a training run begins."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _check_images(domain: TensorDomain) -> None:
 
 
 def _checked_labels(domain: Domain) -> Tensor:
-    labels, need = domain.labels, "needed: one whole number an image"
+    labels, need = domain.labels, "needed: one whole number per image"
     if labels is None:
         raise DataError(
             f"{domain.name} has no labels; {need}, as a source model is trained with labels. Read it with a loader "

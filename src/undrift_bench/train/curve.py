@@ -1,4 +1,4 @@
-"""The run in one picture: loss, accuracies, learning rate by epoch."""
+"""Plot a training run: loss, accuracies and learning rate by epoch."""
 
 from __future__ import annotations
 

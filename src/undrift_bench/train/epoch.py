@@ -1,4 +1,4 @@
-"""One epoch of training, and the accuracy after it. On a GPU the host waits once an epoch, never in between."""
+"""Train one epoch and measure accuracy; on a GPU the host waits once per epoch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AsksMore(Protocol):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an epoch came to.
+    """The figures of one epoch.
 
     Attributes:
         epoch: counted from 1.

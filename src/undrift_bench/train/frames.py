@@ -1,4 +1,4 @@
-"""A whole domain on the device as uint8, and batches cut from it there: no decoding, no copying, no waiting."""
+"""Keep a whole domain on the device as uint8, and cut batches from it there."""
 
 from __future__ import annotations
 

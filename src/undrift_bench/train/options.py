@@ -1,4 +1,4 @@
-"""Every choice of source training by name, and the three recipes that come with it."""
+"""The options of source training, and three recipes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainOptions(Changeable):
 
     network: str = _option("wrn28_10", "the zoo's name of the network")
     epochs: int = _option(36, "passes over the training images", least=1)
-    batch_size: int = _option(256, "images a step; a last batch that is not full waits for the next epoch", least=1)
+    batch_size: int = _option(256, "images per step; a last batch that is not full waits for the next epoch", least=1)
     seed: int = _option(0, "of the split, the fresh weights, the order and the augmentation", least=0, most=2**63 - 1)
 
     # What is held out, and what is kept.
@@ -54,7 +54,7 @@ class TrainOptions(Changeable):
     # How it is computed.
     precision: Precision = _option("auto", "of the forward pass; auto: bfloat16 on a GPU that has it, else float32")
     compiled: Compiled = _option("auto", "torch.compile the training pass; auto: on a GPU")
-    checkpoint_seconds: float = _option(30.0, "least time between two checkpoints; 0 writes one an epoch", least=0)
+    checkpoint_seconds: float = _option(30.0, "least time between two checkpoints; 0 writes one per epoch", least=0)
 
     def __post_init__(self) -> None:
         slow: Any = self.slow

@@ -1,4 +1,4 @@
-"""Source training with a second question, which way up each image is: what test-time training (TTT) starts from."""
+"""Train a source network with a second head for rotations, as test-time training (TTT) needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from undrift.posterior.select import plain_name
 from undrift.system.atomic import write_bytes
 from undrift_bench import zoo
 from undrift_bench.train.options import TrainOptions
-from undrift_bench.train.run import Trained, train_source
+from undrift_bench.train.run import TrainedSource, train_source
 from undrift_bench.train.source_file import read_header, write_source
 
 # TTT's, but that our SGD looks ahead (Nesterov).
@@ -66,7 +66,7 @@ def train_rotation(
     split: str | None = None,
     overwrite: bool = False,
     **how: Any,
-) -> Trained:
+) -> TrainedSource:
     """Train a network of the zoo with a rotation head, and write both: `NAME.safetensors`, `NAME.head.safetensors`.
 
     The first file is a source model as any other; the second is for `method="ttt", head=…`.

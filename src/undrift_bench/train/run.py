@@ -1,4 +1,4 @@
-"""The front door of source training: check, train, keep the best, write one file."""
+"""Train a source model: check, train, keep the best epoch, write one file."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from undrift_bench.train.source_file import SourceHeader, write_source
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """What a run came to.
+class TrainedSource:
+    """The result of a training run.
 
     Attributes:
         path: the source model, to be loaded with `undrift_bench.train.load_source` or `undrift_bench.zoo.load`.
         network: the same in memory, in eval mode, on the device it was trained on.
         accuracy: on the validation images, a share of 1; None where there were none.
         epoch: the epoch whose weights were kept.
-        history: one row an epoch, those before an interruption too.
+        history: one row per epoch, those before an interruption too.
         seconds: of this call, from reading images to the written file.
         curve: a PNG; None without matplotlib.
     """
@@ -66,7 +66,7 @@ def train_source(
     progress: bool = True,
     watch: Callable[[Epoch], None] | None = None,
     workers: int | None = None,
-) -> Trained:
+) -> TrainedSource:
     """Train a source model on a labelled domain and write it, the best validation's weights, to `out`.
 
     The same seed gives the same weights, on a CPU bit for bit. A run that was interrupted goes on when it is called
@@ -112,7 +112,7 @@ def train_source(
         best, history = Best(), list[Epoch]()
         if resume and checkpoint.exists():
             best, history = checkpoints.restore(checkpoint, run, loop)
-        _train(loop, best, history, progress, watch, checkpoints.Keeper(checkpoint, run, loop, best, history))
+        _train(loop, best, history, progress, watch, checkpoints.CheckpointWriter(checkpoint, run, loop, best, history))
     net.load_state_dict(best.weights, strict=True)
     header = SourceHeader(
         *(name, domain.class_names, domain.preprocess, domain.name, len(training)),
@@ -122,7 +122,7 @@ def train_source(
     drawn = draw_curve(curve, history, f"{name} on {domain.name}, seed {options.seed}")
     checkpoints.remove(checkpoint)
     seconds = time.perf_counter() - start
-    return Trained(path, net.eval(), best.accuracy, best.epoch, tuple(history), seconds, drawn)
+    return TrainedSource(path, net.eval(), best.accuracy, best.epoch, tuple(history), seconds, drawn)
 
 
 def _train(

@@ -1,4 +1,4 @@
-"""The optimiser and its learning rate, a pure function of progress: nothing of it needs to be saved."""
+"""The optimiser and its learning rate as a pure function of progress, so that no state needs saving."""
 
 from __future__ import annotations
 

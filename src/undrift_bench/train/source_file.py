@@ -1,4 +1,4 @@
-"""The finished source model: one safetensors file whose header says what the weights are for.
+"""The file of a source model: safetensors with a header that describes the weights.
 
 | header | what |
 |---|---|

@@ -1,4 +1,4 @@
-"""A few more epochs of source training at a constant rate, whose iterates make a posterior (SWAG, as PETAL does it)."""
+"""Train a few more epochs at a constant rate and collect the iterates into a posterior (SWAG, as PETAL does)."""
 
 from __future__ import annotations
 

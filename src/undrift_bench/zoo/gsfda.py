@@ -2,11 +2,11 @@
 
     mask_d = sigmoid(s · e_d),   s = 100
 
-Row 0 of e is the domain that the network is for, row 1 the other: on a source network the source's and the target's,
-and on one that was adapted, whose copy of e has its rows exchanged, the target's and the source's. So no network has to
-be told which mask is its own, wherever it is saved, loaded or exported to.
+Row 0 of e belongs to the network's own domain, row 1 to the other: source and target on a source network, target and
+source on an adapted one, whose copy of e has its rows exchanged. So a network uses row 0 wherever it is saved, loaded
+or exported.
 
-The source network is trained under both masks at once, so that each leaves features enough to classify with. A step:
+The source network is trained under both masks at once, so that each leaves enough features. A step:
 
     net = masked(zoo.build("shot_resnet50", classes=65))
     masks = masks_of(net)
@@ -15,8 +15,8 @@ The source network is trained under both masks at once, so that each leaves feat
     compensate(masks)
     optimiser.step()
 
-The authors divide by the number of their loaders where the number of batches was meant, so their s passes 100 after
-three batches. After training the scale is 100.
+(The authors divide by the number of loaders instead of batches, so their s passes 100 after three batches.) After
+training the scale is 100.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""How fresh networks start: He's rule for convolutions, ones and zeros for norm layers."""
+"""Initialise fresh networks: He's rule for convolutions, ones and zeros for norm layers."""
 
 from torch import nn
 

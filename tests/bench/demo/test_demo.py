@@ -16,7 +16,7 @@ from undrift_bench.demo.choose import choose
 from undrift_bench.demo.domain_file import NAME
 from undrift_bench.demo.finding import Gain, gain, headline, sentence, spread
 from undrift_bench.demo.rows import CONTROL, ROWS, VMP, perturbed
-from undrift_bench.demo.setting import QUICK, WEIGHTS, Setting, World, load_world, source_images, stream_domains
+from undrift_bench.demo.setting import QUICK, WEIGHTS, DemoSetting, World, load_world, source_images, stream_domains
 from undrift_bench.demo.streams import STREAM_ROWS
 from undrift_bench.demo.train import OPTIONS
 from undrift_bench.demo.work import Job, do_all, jobs
@@ -148,7 +148,7 @@ def test_the_network_that_comes_along_is_the_script_s() -> None:
         assert path.stat().st_size < 300_000
     assert header.options == OPTIONS.as_dict()
     assert (header.domain, header.images, header.epoch) == ("digits mnist", 4000, OPTIONS.epochs)
-    world = load_world(Setting(held_out_images=None))
+    world = load_world(DemoSetting(held_out_images=None))
     report = evaluate(world.net, {"s": world.held_out.batches(250), "t": world.target.batches(250)})
     source, target = (result.scores for result in report.results)
     assert (source.count, target.count) == (1000, 1797)
@@ -181,7 +181,7 @@ def test_the_stream_never_sees_the_images_that_measure_forgetting(world: World) 
 
 
 def test_each_run_once_and_the_source_network_needs_no_seeds() -> None:
-    todo = jobs(Setting())
+    todo = jobs(DemoSetting())
     assert len(set(todo)) == len(todo)
     assert sum(job.files for job in todo) == 1
     assert [job.seed for job in todo if job.table and job.row is ROWS[0]] == [0]

@@ -6,7 +6,7 @@
     >>> noisy = corrupt(images, "gaussian_noise", severity=3)
 
 `write_cifar_c` and `write_imagenet_c` write whole data sets in their published layouts; `contact_sheet` draws one image
-under all of them. Constants, seeding and deviations: docs/corruptions.md.
+under all of them. Constants, seeding and deviations: docs/explanation/corruptions.md.
 """
 
 from undrift.images.corrupt.apply import corrupt

@@ -1,4 +1,4 @@
-"""`corrupt`: check, choose the constants, go through the batch in pieces that fit the cache or the device."""
+"""Corrupt a batch, in pieces that fit the cache or the device."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def corrupt(
     constants: ConstantSet | None = None,
     frost: str | PathLike[str] | None = None,
 ) -> Tensor:
-    """Return the images corrupted, in the dtype and shape and on the device they came in.
+    """Return the images corrupted, with unchanged dtype, shape and device.
 
-    Arithmetic is on [0, 1] in float32, and the result is clipped. A uint8 result is cut down to a whole grey level, not
-    rounded: so the published files were stored. Image i of the batch gets the random numbers of (seed, name, first + i)
-    and of nothing else: a batch, its halves and its images one by one give the same bits on the same kind of device.
+    Arithmetic is on [0, 1] in float32, and the result is clipped. A uint8 result is rounded down to a whole grey level,
+    as in the published files. Random numbers of image i depend on (seed, name, first + i) only: a batch, its halves and
+    its single images give the same bits on the same kind of device.
 
     Args:
         images: N×3×H×W, uint8 or floating point in [0, 1], sides of at least 16.
@@ -106,12 +106,12 @@ def _unit_range(images: Tensor) -> Tensor:
 
 
 def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x in [0, 1] as `dtype`; a uint8 is cut down, but a whole level that float32 holds a hair too low stays."""
+    """Return x in [0, 1] as `dtype`; uint8 rounds down, except for whole levels that float32 holds slightly too low."""
     return (x * 255 + 1e-3).to(dtype) if dtype == torch.uint8 else x.to(dtype)
 
 
 def _images_at_once(images: Tensor) -> int:
-    """Return how many images make a piece: on a CPU what stays in its caches, on a GPU a quarter of a gigabyte."""
+    """Return the number of images per piece: what fits a CPU's caches, or a quarter of a gigabyte on a GPU."""
     values = 2**19 if images.device.type == "cpu" else 2**26
     return max(1, values // (images.shape[1:].numel()))
 

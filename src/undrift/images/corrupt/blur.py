@@ -1,4 +1,4 @@
-"""Blur: defocus, glass, motion, zoom; gaussian for development."""
+"""Blur corruptions: defocus, glass, motion, zoom; gaussian for development."""
 
 from __future__ import annotations
 
@@ -59,10 +59,9 @@ def glass_blur(x: Tensor, c: Constants, draws: Draws) -> Tensor:
 def _pixel_sources(dy: Tensor, dx: Tensor, reach: int) -> Tensor:
     """Return where each pixel's content comes from after one round, (images, pixels).
 
-    Pixels are visited from the bottom right, and each copies the pixel at its offset over itself. What it finds there
-    is the old content if that pixel is visited later, and what was copied there if it was visited before. The second
-    kind are pointers to follow. Following all of them at once, twice as far each time, takes a few steps where the
-    visit itself takes one a pixel.
+    Pixels are visited from the bottom right, and each is overwritten by the pixel at its offset: by its old content if
+    that pixel is visited later, by what was copied there if it was visited before. The second kind are pointers.
+    Following all of them at once, twice as far each time, takes a few steps instead of one per pixel.
     """
     _, height, width = dy.shape
     pixels = height * width

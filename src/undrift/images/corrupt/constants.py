@@ -1,6 +1,6 @@
 """Names and constants of the corruptions, for 32×32 (CIFAR-C) and 224×224 (ImageNet-C) pictures.
 
-One tuple a severity, 1 to 5; what its entries mean stands above each row and in the function of that name.
+One tuple per severity, 1 to 5; the entries are explained above each row and in the function of that name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _scaled(size: float, *rows: Constants) -> tuple[Constants, ...]:
 
 
 def _each(*entries: float) -> tuple[Constants, ...]:
-    """One constant a severity."""
+    """One constant per severity."""
     return tuple((entry,) for entry in entries)
 
 
@@ -105,7 +105,7 @@ IMAGENET: dict[str, tuple[Constants, ...]] = {
     "fog": ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4)),
     "brightness": _each(0.1, 0.2, 0.3, 0.4, 0.5),
     "contrast": _each(0.4, 0.3, 0.2, 0.1, 0.05),
-    # 244, not 224: so the published pictures were made
+    # 244, not 224, as in the published pictures
     "elastic_transform": _scaled(
         244, (2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02)
     ),

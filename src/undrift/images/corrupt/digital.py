@@ -1,4 +1,4 @@
-"""Digital: contrast, elastic, pixelate, JPEG; saturate for development."""
+"""Digital corruptions: contrast, elastic, pixelate, JPEG; saturate for development."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def contrast(x: Tensor, c: Constants, _: Draws) -> Tensor:
 def elastic_transform(x: Tensor, c: Constants, draws: Draws) -> Tensor:
     """Return x after a random affine map and a random smooth displacement.
 
-    The affine map moves three points by U(−c₂, c₂) an axis; the displacement is c₀ times uniform noise in ±1, smoothed
+    The affine map moves three points by U(−c₂, c₂) per axis; the displacement is c₀ times uniform noise in ±1, smoothed
     with σ = c₁.
     """
     alpha, sigma, jitter = c

@@ -1,10 +1,9 @@
-"""Random numbers that belong to an image, not to a batch.
+"""Draw random numbers per image, independent of its batch.
 
-Every image has a 64-bit key: a hash of seed, corruption and the image's index. The severity is left out, so an image
-keeps its grain, angle and crop as they grow stronger. A handful of numbers (an angle, a corner) come straight from the
-key; a whole field (noise a pixel) comes from a generator seeded with it. Fields are always drawn one image at a time in
-one shape, so an image's noise is the same alone, in any batch and in any worker process. The global generators stay
-untouched.
+Every image has a 64-bit key: a hash of seed, corruption and the image's index. It does not depend on severity, so an
+image keeps its grain, angle and crop as severity grows. Single numbers (an angle, a corner) come directly from the key;
+fields (noise per pixel) come from a generator seeded with it. Fields are drawn one image at a time in one shape, so an
+image's noise is the same alone, in any batch and in any worker process. Global generators are not touched.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Draws:
     """The random numbers of some consecutive images under one corruption.
 
     Args:
-        keys: one 64-bit key an image.
+        keys: one 64-bit key per image.
         device: where fields are drawn; a CPU and a GPU give different (equally good) fields.
     """
 
@@ -50,7 +49,7 @@ class Draws:
         return cls(_mix(start + (index + np.uint64(1)) * _GOLDEN), device)
 
     def numbers(self, count: int) -> npt.NDArray[np.float64]:
-        """Return `count` uniform numbers in [0, 1) an image, equal on every device: shape (images, count)."""
+        """Return `count` uniform numbers in [0, 1) per image, equal on every device: shape (images, count)."""
         step = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         bits = _mix(self.keys[:, None] + step[None])
         return np.asarray((bits >> np.uint64(11)) * 2.0**-53, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and a note of what a folder was made from."""
+"""Write files and folders whole or not at all, with a note of what a folder was made from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Written:
-    """What a writer did.
+    """The result of a writer.
 
     Args:
         made: files or folders written now, relative to `folder`.
@@ -65,7 +65,7 @@ def whole_folders(paths: Sequence[Path]) -> Iterator[list[Path]]:
     partials = [path.with_name(f".{path.name}.partial") for path in paths]
     try:
         for partial in partials:
-            shutil.rmtree(partial, ignore_errors=True)  # what a killed run left
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed run
             partial.mkdir(parents=True)
         yield partials
         for partial, path in zip(partials, paths, strict=True):
@@ -76,9 +76,9 @@ def whole_folders(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def note_origin(folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write down what the folder is made from, or raise if it was begun from something else.
+    """Note what the folder is made from; raise if it was begun from something else.
 
-    What the note does not say yet (where the frost pictures lay, before there was any frost) is added to it.
+    Entries that the note lacks (such as the frost pictures) are added.
     """
     begun = read_note(folder)
     other = [
@@ -93,7 +93,7 @@ def note_origin(folder: Path, origin: Mapping[str, Any]) -> None:
 
 
 def note_skipped(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Write down images that could not be read, beside those of earlier runs, and return them all."""
+    """Note images that could not be read, with those of earlier runs, and return them all."""
     begun = read_note(folder)
     skipped = sorted({*begun.get("skipped", ()), *names})
     _write_note(folder, begun, {**begun, "skipped": skipped} if skipped else begun)
@@ -101,9 +101,9 @@ def note_skipped(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def note_sheet(folder: Path, sheet: Path, origin: Mapping[str, Any]) -> None:
-    """Write down which contact sheet was drawn beside the folder, and what from, as `note_origin` does.
+    """Note which contact sheet was drawn beside the folder, and from what, as `note_origin` does.
 
-    A run that goes on with the folder takes this file for its own, and no other: that may be anybody's.
+    A run that continues with the folder overwrites this file only, as others may be somebody else's.
     """
     note_origin(folder, origin)
     begun = read_note(folder)
@@ -111,7 +111,7 @@ def note_sheet(folder: Path, sheet: Path, origin: Mapping[str, Any]) -> None:
 
 
 def read_note(folder: Path) -> dict[str, Any]:
-    """Return what the folder's note says; nothing where there is none, as in a new folder."""
+    """Return the folder's note; empty without one, as in a new folder."""
     path = folder / NOTE
     try:
         note = json.loads(path.read_bytes()) if path.exists() else {}

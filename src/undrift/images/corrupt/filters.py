@@ -1,9 +1,8 @@
-"""Filters whose result for an image does not depend, to the last bit, on the images beside it.
+"""Filters whose result for an image is independent of its batch, bit for bit.
 
-A matrix product may add its terms in another order when the batch is larger. So the products here are exact: pixels are
-multiples of 1/256 of a grey level, weights multiples of 2^-16, and a float64 holds every partial sum of pixel × weight
-× weight without rounding. All else is elementwise: one multiplication, then one addition, each rounded the same way
-wherever it is done.
+A matrix product may sum in another order when the batch is larger. So the products here are exact: pixels are multiples
+of 1/256 of a grey level, weights multiples of 2^-16, and float64 holds every partial sum of pixel × weight × weight
+without rounding. Everything else is elementwise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def whole_levels(x: Tensor) -> Tensor:
 
 
 def lower_levels(x: Tensor) -> Tensor:
-    """Cut down to one of the 256 grey levels; a whole level that float32 holds a hair too low stays."""
+    """Round down to one of the 256 grey levels, except for whole levels that float32 holds slightly too low."""
     return (x * 255).add_(1e-3).floor_().div_(255)
 
 
@@ -50,7 +49,7 @@ def separable(x: Tensor, rows: Matrix, columns: Matrix) -> Tensor:
 
 
 def _exact_weights(matrix: Matrix) -> Matrix:
-    """Round weights to multiples of 2^-16; a row's largest takes up the rest, so that a flat picture stays flat."""
+    """Round weights to multiples of 2^-16; the largest of a row absorbs the rest, so that a flat picture stays flat."""
     rounded = np.round(matrix * _WEIGHT_STEPS)
     rest = np.round(matrix.sum(axis=1) * _WEIGHT_STEPS) - rounded.sum(axis=1)
     rounded[np.arange(len(matrix)), matrix.argmax(axis=1)] += rest

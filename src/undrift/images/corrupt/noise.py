@@ -1,4 +1,4 @@
-"""Noise: gaussian, shot, impulse; speckle for development."""
+"""Noise corruptions: gaussian, shot, impulse; speckle for development."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from undrift.images.corrupt.draws import Draws
 
 
 def gaussian_noise(x: Tensor, c: Constants, draws: Draws) -> Tensor:
-    """Return x + c·ε, ε ~ N(0, 1) a value."""
+    """Return x + c·ε, ε ~ N(0, 1) per value."""
     return x + draws.normal(*x.shape[1:]).mul_(c[0])
 
 
@@ -27,5 +27,5 @@ def impulse_noise(x: Tensor, c: Constants, draws: Draws) -> Tensor:
 
 
 def speckle_noise(x: Tensor, c: Constants, draws: Draws) -> Tensor:
-    """Return x + x·c·ε, ε ~ N(0, 1) a value."""
+    """Return x + x·c·ε, ε ~ N(0, 1) per value."""
     return x + draws.normal(*x.shape[1:]).mul_(c[0]).mul_(x)

@@ -1,4 +1,4 @@
-"""The frost pictures: the one ingredient that no formula gives."""
+"""Load the frost pictures, the only ingredient that no formula gives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def frost_pictures(folder: Path | None, thinning: int, height: int, width: int) 
 
     Args:
         folder: where the pictures lie; None: in the installed `imagecorruptions` wheel.
-        thinning: keep one pixel in so many a side.
+        thinning: step between the pixels to keep, along each side.
     """
     return _read(_wheel_folder() if folder is None else folder, thinning, height, width)
 

@@ -1,4 +1,4 @@
-"""A contact sheet: one image under every corruption at every severity."""
+"""Draw a contact sheet: one image under every corruption at every severity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A smear along a line, each image at its own angle: motion blur, and the fall of snow."""
+"""Smear images along a line, each at its own angle, for motion blur and snow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def streak(x: Tensor, radius: int, sigma: float, degrees: npt.NDArray[np.float64
     Weights are exp(−i² / 2σ²), normalised; shifts are rounded to whole pixels, as ImageMagick does.
 
     Args:
-        degrees: one angle an image.
+        degrees: one angle per image.
     """
     weights = np.exp(-0.5 * (np.arange(2 * radius + 1) / sigma) ** 2)
     weights /= weights.sum()

@@ -1,4 +1,4 @@
-"""Weather: snow, frost, fog, brightness."""
+"""Weather corruptions: snow, frost, fog, brightness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CIFAR-C and ImageNet-C as files, in the layouts they were published in."""
+"""Write CIFAR-C and ImageNet-C in their published layouts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_cifar_c(
 ) -> Written:
     """Write NAME.npy (the five severities one after another, uint8 5N×32×32×3) and labels.npy (5N), as on Zenodo.
 
-    A file appears when it is complete, and one that is there is not made again.
+    A file appears when it is complete; an existing one is not made again.
 
     Args:
         domain: the clean test images, such as `undrift_bench.data.cifar10(root)`.
@@ -103,8 +103,8 @@ def write_imagenet_c(
 ) -> Written:
     """Write NAME/SEVERITY/CLASS/FILE.JPEG at quality 85, as published.
 
-    A severity's folder appears when it is complete, and one that is there is not made again. Images are numbered in the
-    order of class and file, whatever the domain's order. One that cannot be read is left out and named.
+    A severity's folder appears when it is complete; an existing one is not made again. Images are numbered in the order
+    of class and file. Those that cannot be read are left out and named.
 
     Args:
         domain: the clean images, of `undrift_bench.data.imagenet`, say; its framing (resize 256, crop 224) is applied.
@@ -143,7 +143,7 @@ def write_imagenet_c(
                     pixels = corrupted.permute(0, 2, 3, 1).cpu().numpy()
                     paths = [partial / files[first + row] for row in rows]
                     list(pool.map(_save_jpeg, paths, [pixels[row] for row in rows]))
-            # Before the folders take their names: a run that finds them made must know what is not in them.
+            # Before the folders get their names: a run that finds them must know what they lack.
             skipped = note_skipped(place, (path for path in files if not (partials[0] / path).exists()))
         made += [f"{name}/{severity}" for severity in missing]
     return Written(place, tuple(made), tuple(kept), skipped)
@@ -152,7 +152,7 @@ def write_imagenet_c(
 def _made_with(
     names: Sequence[str], seed: int, device: torch.device | str, frost: str | PathLike[str] | None
 ) -> dict[str, str | int]:
-    """Return what decides over the noise: finished files and new ones must have it in common."""
+    """Return what determines the noise, which finished and new files must share."""
     pictures = "imagecorruptions" if frost is None else str(Path(frost).resolve())
     how: dict[str, str | int] = {"seed": seed, "device": torch.device(device).type}
     return how | ({"frost": pictures} if "frost" in names else {})
@@ -188,7 +188,7 @@ def _read(domain: FileDomain, device: torch.device | str, workers: int | None) -
     for images, names in domain.named_batches(BATCH, device=device, workers=workers):
         first = index[names[0]] // BATCH * BATCH
         rows = [index[name] - first for name in names]
-        # A broken image leaves its row black: those after it keep their numbers, and so their noise
+        # A broken image leaves its row black, so that later ones keep their numbers and noise
         batch = torch.zeros(rows[-1] + 1, *images.shape[1:], dtype=torch.uint8, device=images.device)
         batch[rows] = (images * 255).round().to(torch.uint8)
         yield first, batch, rows

@@ -1,10 +1,10 @@
-"""`analysis`: what each choice of VMP is worth, a part a figure of the paper.
+"""`analysis`: measure each choice of VMP, one part per figure of the paper.
 
     undrift bench analysis --data FOLDER --resnet50 FILE --cache FOLDER --fast          # all parts
     undrift bench analysis … --only prior,layers --settings cifar10-c                   # two parts, the cheap half
     undrift bench analysis … --set task=photo-cartoon --set epochs=5                    # another task, fewer epochs
 
-Offline trials run on one task of PACS (sketch → photo), streams on 1,000 images a corruption of CIFAR-10-C with
+Offline trials run on one task of PACS (sketch → photo), streams on 1,000 images per corruption of CIFAR-10-C with
 WRN-40-2, or 2,000 of CIFAR-100-C with ResNeXt-29. One seed each: differences of less than a point say nothing.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from undrift._errors import OptionError
 from undrift_bench.bench.analysis import report
-from undrift_bench.bench.analysis.parts import PLACES, TASK, Part, Trial, parts
+from undrift_bench.bench.analysis.parts import PLACES, TASK, AnalysisPart, Trial, parts
 from undrift_bench.bench.analysis.run import IMAGES, STREAMS, Analysing, Planned, task_of
 from undrift_bench.bench.harness.cell import Cell
 from undrift_bench.bench.harness.request import Request
@@ -76,7 +76,7 @@ class Analysis:
         """Return what draws a figure for each part that has numbers."""
         return report.figures(self.planned(request), store)
 
-    def _cell(self, made_of: Setup, part: Part, trial: Trial, request: Request) -> Cell:
+    def _cell(self, made_of: Setup, part: AnalysisPart, trial: Trial, request: Request) -> Cell:
         if trial.where == "pacs":
             task = made_of.dataset.task(task_of(trial, request))
             count = TINY_IMAGES if request.tiny else made_of.dataset.images[task.target]

@@ -1,4 +1,4 @@
-"""Pictures of the analyses: accuracy beside NLL, as lines over values or a dot a trial; a row of panels a data set."""
+"""Draw the figures of the analyses: accuracy beside NLL, as lines or dots; one row of panels per data set."""
 
 import textwrap
 from collections.abc import Mapping, Sequence

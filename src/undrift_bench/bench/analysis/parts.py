@@ -1,4 +1,4 @@
-"""The analyses, a part a figure of the paper: what is varied, on what, and which values it takes.
+"""The parts of the analyses, one per figure of the paper: what is varied, on what, with which values.
 
 | part | what | on |
 |---|---|---|
@@ -15,8 +15,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from undrift_bench.bench.harness.cell import Row
-from undrift_bench.bench.offline.rows import NO_NOISE
+from undrift_bench.bench.harness.cell import NO_NOISE, MethodRow
 from undrift_bench.bench.online.rows import VMP_RATES, variant
 
 Where = Literal["pacs", "cifar10-c", "cifar100-c"]
@@ -60,14 +59,14 @@ class Trial:
     where: Where
     curve: str
     value: str
-    row: Row
+    row: MethodRow
     task: str = ""
     usual: str = TASK
     look: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
+class AnalysisPart:
     """One analysis.
 
     Attributes:
@@ -84,7 +83,7 @@ class Part:
     axis: str = ""
 
 
-def parts(tiny: bool = False) -> dict[str, Part]:
+def parts(tiny: bool = False) -> dict[str, AnalysisPart]:
     """Return all analyses by name, in the order of the page; `tiny` leaves out what a tiny network does not have."""
     found = (_sigma(tiny), _prior(), _sharing(), _layers(tiny), _schemes(), _samples(), _beta(tiny))
     return {part.name: part for part in found}
@@ -104,13 +103,13 @@ def _vmp(where: Where, curve: str, value: Any, cost: float = 2.5, **changes: Any
     """Return VMP with something changed: over epochs on PACS, in a stream elsewhere."""
     name = slug(f"{curve} {value}")
     if where == "pacs":
-        return Trial(where, curve, str(value), Row(name, "vmp-shot:paper", changes, "B", cost=cost))
+        return Trial(where, curve, str(value), MethodRow(name, "vmp-shot:paper", changes, "B", cost=cost))
     rates = VMP_RATES["cifar10" if where == "cifar10-c" else "cifar100"]
-    return Trial(where, curve, str(value), Row(name, "vmp:paper", rates | changes, "B", cost=cost))
+    return Trial(where, curve, str(value), MethodRow(name, "vmp:paper", rates | changes, "B", cost=cost))
 
 
-def _sigma(tiny: bool) -> Part:
-    row = Row("looked-into", "vmp-shot:paper", {}, "B", cost=4.0)
+def _sigma(tiny: bool) -> AnalysisPart:
+    row = MethodRow("looked-into", "vmp-shot:paper", {}, "B", cost=4.0)
     targets = ("photo",) if tiny else ("photo", "art_painting", "cartoon")
     trials = tuple(Trial("pacs", "", f"sketch-{name}", row, f"sketch-{name}", look=True) for name in targets)
     note = (
@@ -118,10 +117,10 @@ def _sigma(tiny: bool) -> Part:
         "its shape already. σ over the standard deviation of its kernel starts as a flat line: what is learned is the "
         "distance from it. A-distances are of the source network, between source and target images."
     )
-    return Part("sigma", "sigma", "Does σ grow where the domains differ?", trials, note)
+    return AnalysisPart("sigma", "sigma", "Does σ grow where the domains differ?", trials, note)
 
 
-def _prior() -> Part:
+def _prior() -> AnalysisPart:
     trials = []
     places: tuple[Where, ...] = ("pacs", "cifar10-c")
     for where in places:
@@ -136,10 +135,12 @@ def _prior() -> Part:
         "Where σ² starts at a hundredth of the kernel's variance (curves without “starts there”), the prior acts "
         "through the KL alone. Where it starts at the prior, λ is also the size of the noise."
     )
-    return Part("prior", "lines", "How much does the prior's scale matter?", tuple(trials), note, "λ of the prior")
+    return AnalysisPart(
+        "prior", "lines", "How much does the prior's scale matter?", tuple(trials), note, "λ of the prior"
+    )
 
 
-def _sharing() -> Part:
+def _sharing() -> AnalysisPart:
     places: tuple[Where, ...] = ("pacs", "cifar10-c")
     trials = []
     for where in places:
@@ -149,10 +150,10 @@ def _sharing() -> Part:
         "Linear layers have one σ a weight in both, as in the paper, which counts 0.6 million instead of 24.03 "
         "(ResNet-50) and 30 thousand instead of 36.47 million (WRN-28-10)."
     )
-    return Part("sharing", "dots", "What does sharing σ within a kernel cost?", tuple(trials), note)
+    return AnalysisPart("sharing", "dots", "What does sharing σ within a kernel cost?", tuple(trials), note)
 
 
-def _layers(tiny: bool) -> Part:
+def _layers(tiny: bool) -> AnalysisPart:
     trials = []
     for where, stages in (TINY_STAGES if tiny else STAGES).items():
         trials.append(_vmp(where, "", "all layers"))
@@ -161,10 +162,10 @@ def _layers(tiny: bool) -> Part:
         trials.append(_vmp(where, "", "the last layer alone", last=1))
         trials.append(_vmp(where, "", "no layer (σ = 0)", 1.0, **NO_NOISE))
     note = "Norm layers adapt everywhere in all of them: only the noise is left out."
-    return Part("layers", "dots", "Which layers need the noise?", tuple(trials), note)
+    return AnalysisPart("layers", "dots", "Which layers need the noise?", tuple(trials), note)
 
 
-def _schemes() -> Part:
+def _schemes() -> AnalysisPart:
     offline = {
         "nothing": ("source", 0.1),
         "norm statistics": ("norm-stats:domain", 0.1),
@@ -178,17 +179,21 @@ def _schemes() -> Part:
         "norm statistics and affine": ("tent", 1.0),
         "all weights": ("tent-ft", 1.5),
     }
-    trials = [Trial("pacs", "", name, Row(slug(name), m, {}, "B", cost=cost)) for name, (m, cost) in offline.items()]
+    trials = [
+        Trial("pacs", "", name, MethodRow(slug(name), m, {}, "B", cost=cost)) for name, (m, cost) in offline.items()
+    ]
     for name, (method, cost) in online.items():
-        trials.append(Trial("cifar100-c", "", name, Row(slug(name), variant(method, "cifar100"), {}, "B", cost=cost)))
+        trials.append(
+            Trial("cifar100-c", "", name, MethodRow(slug(name), variant(method, "cifar100"), {}, "B", cost=cost))
+        )
     trials.append(_vmp("cifar100-c", "", "perturbation (VMP)"))
     # A control: VMP has other learning rates than the rest, too.
     trials += [_vmp(where, "", "norm affine, VMP's rates", 1.0, **NO_NOISE) for where in ("pacs", "cifar100-c")]
     note = "On PACS all ask what SHOT asks, on CIFAR-100-C what Tent asks; each at the rates of its own method."
-    return Part("schemes", "dots", "What should change: norm layers, weights, or noise?", tuple(trials), note)
+    return AnalysisPart("schemes", "dots", "What should change: norm layers, weights, or noise?", tuple(trials), note)
 
 
-def _samples() -> Part:
+def _samples() -> AnalysisPart:
     trials = [_vmp("pacs", "in training", draws, 2.5 * draws, train_samples=draws) for draws in (1, 2, 5)]
     trials += [_vmp("cifar10-c", "in training", draws, 2.5 * draws, train_samples=draws) for draws in (1, 2, 5, 10)]
     trials += [_vmp("cifar10-c", "in test", draws, 2 + 0.3 * draws, test_samples=draws) for draws in DRAWS_IN_TEST]
@@ -197,17 +202,19 @@ def _samples() -> Part:
         "are of one adapted network, that of part “sigma”, on 1,000 target images; in a stream each answer is made "
         "before the next step."
     )
-    return Part("samples", "lines", "How many draws are enough?", tuple(trials), note, "draws (0: the mean network)")
+    return AnalysisPart(
+        "samples", "lines", "How many draws are enough?", tuple(trials), note, "draws (0: the mean network)"
+    )
 
 
-def _beta(tiny: bool) -> Part:
+def _beta(tiny: bool) -> AnalysisPart:
     trials = [_vmp("pacs", "VMP + SHOT", beta, beta=beta) for beta in BETAS]
     for beta in BETAS:
-        row = Row(slug(f"SHOT {beta}"), "shot", {"beta": beta}, "B")
+        row = MethodRow(slug(f"SHOT {beta}"), "shot", {"beta": beta}, "B")
         trials.append(Trial("pacs", "SHOT", str(beta), row))
     trials = trials if tiny else [replace(trial, usual=STEADY) for trial in trials]
     note = (
         "The paper searched β in [0.1, 2] and took 0.3, which is SHOT's own value; it does not say how it searched "
         "without labels."
     )
-    return Part("beta", "lines", "How much weight for the pseudo-labels?", tuple(trials), note, "β")
+    return AnalysisPart("beta", "lines", "How much weight for the pseudo-labels?", tuple(trials), note, "β")

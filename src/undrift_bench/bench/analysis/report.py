@@ -6,7 +6,7 @@ from pathlib import Path
 
 from undrift_bench.bench.analysis import figures as drawings
 from undrift_bench.bench.analysis import sigma
-from undrift_bench.bench.analysis.parts import DRAWS_IN_TEST, TASK, Part, Where
+from undrift_bench.bench.analysis.parts import DRAWS_IN_TEST, TASK, AnalysisPart, Where
 from undrift_bench.bench.analysis.run import Planned
 from undrift_bench.bench.analysis.scores import Score
 from undrift_bench.bench.harness.run import about
@@ -68,7 +68,7 @@ def figures(planned: Sequence[Planned], store: Store) -> dict[str, Callable[[Pat
     return drawn
 
 
-def _parts(planned: Sequence[Planned]) -> list[Part]:
+def _parts(planned: Sequence[Planned]) -> list[AnalysisPart]:
     return list({p.part.name: p.part for p in planned}.values())
 
 
@@ -101,7 +101,7 @@ def _looked_into(planned: Sequence[Planned], store: Store) -> tuple[str, Record 
     return ("", None) if first is None else (first.trial.task, store.finished(first.cell))
 
 
-def _draws(part: Part, planned: Sequence[Planned], store: Store) -> list[list[str]]:
+def _draws(part: AnalysisPart, planned: Sequence[Planned], store: Store) -> list[list[str]]:
     """Return the lines of draws in test on PACS, which come with part sigma."""
     if part.name != "samples":
         return []
@@ -114,7 +114,7 @@ def _draws(part: Part, planned: Sequence[Planned], store: Store) -> list[list[st
     ]
 
 
-def _points(part: Part, where: Where, planned: Sequence[Planned], store: Store) -> Points:
+def _points(part: AnalysisPart, where: Where, planned: Sequence[Planned], store: Store) -> Points:
     found: Points = {}
     for p in planned:
         record = store.finished(p.cell) if p.part is part and p.trial.where == where else None

@@ -1,4 +1,4 @@
-"""One cell of an analysis: an offline or an online cell with something changed, or one that is finished elsewhere."""
+"""Run one cell of an analysis: an offline or online cell with one change, or one finished elsewhere."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from undrift.judge import shift
 from undrift.judge.metrics import Tally
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.progress import Bar
-from undrift_bench.bench.analysis.parts import DRAWS_IN_TEST, Part, Trial, Where
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.analysis.parts import DRAWS_IN_TEST, AnalysisPart, Trial, Where
+from undrift_bench.bench.harness.cell import Cell, MethodRow
 from undrift_bench.bench.harness.networks import RESNEXT29, WRN40_2
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.store import Record, Store
@@ -22,13 +22,13 @@ from undrift_bench.bench.offline.benchmark import Offline
 from undrift_bench.bench.offline.run import LARGE, Adapting
 from undrift_bench.bench.offline.sources import Setup
 from undrift_bench.bench.online import c10, c100
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.settings import CONTINUAL
 from undrift_bench.bench.online.streaming import Streaming
 
 IMAGES = {"cifar10-c": 1000, "cifar100-c": 2000}  # of each corruption: enough to tell a point apart, and cheap
 COMPARED = 1000  # images of each domain, for the A-distance and the number of draws
-STREAMS: dict[Where, Online] = {
+STREAMS: dict[Where, OnlineBenchmark] = {
     "cifar10-c": replace(c10.benchmark, networks=(WRN40_2,), settings=(CONTINUAL,)),
     "cifar100-c": replace(c100.benchmark, networks=(RESNEXT29,), settings=(CONTINUAL,)),
 }
@@ -38,7 +38,7 @@ STREAMS: dict[Where, Online] = {
 class Planned:
     """A trial with the cell that it is kept as."""
 
-    part: Part
+    part: AnalysisPart
     trial: Trial
     cell: Cell
 
@@ -104,11 +104,11 @@ def task_of(trial: Trial, request: Request) -> str:
     return trial.task or request.extra.get("task", trial.usual)
 
 
-def same_run(one: Row, other: Row) -> bool:
+def same_run(one: MethodRow, other: MethodRow) -> bool:
     """Return whether two rows come to the same run: the same scheme and the same likelihood, however they are written.
 
     Examples:
-        >>> same_run(Row("a", "vmp-shot:paper"), Row("b", "vmp-shot", {"beta": 0.3, "train_samples": 1}))
+        >>> same_run(MethodRow("a", "vmp-shot:paper"), MethodRow("b", "vmp-shot", {"beta": 0.3, "train_samples": 1}))
         True
     """
     first, second = (methods.get(row.method).build(row.settings) for row in (one, other))

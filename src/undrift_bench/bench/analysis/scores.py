@@ -1,4 +1,4 @@
-"""What a picture of an analysis says of its scores: which trial is best, which part of an axis to show, and where."""
+"""Choose what a figure of an analysis says and shows: the best trial, axis limits, labels."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""σ per layer against A-distance per layer: the picture, and how far the two agree in rank."""
+"""Compare σ per layer with A-distance per layer: the figure, and their rank correlation."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What all benchmarks share: cells, records, tables, figures, timing."""
+"""Shared by all benchmarks: cells, records, tables, figures."""

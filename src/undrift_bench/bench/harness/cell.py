@@ -1,4 +1,4 @@
-"""The unit of work: one method, on one network, in one setting, with one seed; and one line of a table."""
+"""Cells (one method, network, setting and seed) and rows of a table."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,22 +12,25 @@ from undrift.recipes.method import Loop
 Tier = Literal["A", "B"]
 Precision = Literal["bf16", "float32"]
 
+# σ = 0: no layer has noise, so that no log-variance counts as learnable either.
+NO_NOISE: dict[str, Any] = {"layers": (), "test_samples": 0}
+
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One line of a table.
 
     Attributes:
-        name: short and stable, as finished cells are found by it; plain letters, as files are called by it.
+        name: short and stable; finished cells and their files are named by it.
         method: a name that `undrift.methods.get` knows.
         settings: what is changed from that method's own values.
         tier: "A" runs with every seed, "B" with the first alone.
-        control: says that the line is there to check another one.
-        cost: time of a step in steps of Tent, roughly; for the guess of how long an unknown cell takes.
+        control: whether the row checks another one.
+        cost: rough time of a step over Tent's, to guess the time of an unknown cell.
         why: for a control, what it asks.
         title: what tables call it; empty is the name.
-        note: what a reader of its number has to know; a footnote of the tables.
-        loop: the one that runs it: "stream" or "adapt".
+        note: a footnote of the tables.
+        loop: "stream" or "adapt".
     """
 
     name: str
@@ -61,14 +64,14 @@ class Cell:
         precision: "bf16" (`--fast`, what the tables are made with), or "float32", which the file's name then says.
 
     Examples:
-        >>> Cell("online-c10", "wrn40_2", "continual", Row("tent", "tent"), 0, 10_000).key
+        >>> Cell("online-c10", "wrn40_2", "continual", MethodRow("tent", "tent"), 0, 10_000).key
         'wrn40_2.continual.tent.n10000.s0'
     """
 
     benchmark: str
     network: str
     setting: str
-    row: Row
+    row: MethodRow
     seed: int
     images: int
     precision: Precision = "bf16"
@@ -84,8 +87,7 @@ class Cell:
     def identity(self) -> dict[str, Any]:
         """What a finished record has to agree with to be this cell's.
 
-        `resolved` is a hash of all that the row comes to with every default filled in: where a default changes, the
-        record is of another method, and the cell is run again.
+        `resolved` is a hash of the row with every default filled in: if a default changes, the cell is run again.
         """
         from undrift_bench.bench.harness.resolved import fingerprint  # imports every method
 
@@ -100,15 +102,15 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: (cell.row.tier, cell.seed))  # stable: the table's own order within
 
 
-def seeds_of(row: Row, seeds: int) -> range:
+def seeds_of(row: MethodRow, seeds: int) -> range:
     """Return the seeds that a row runs with."""
     return range(seeds if row.tier == "A" else min(seeds, 1))
 
 
-def chosen(rows: Sequence[Row], only: Sequence[str], tier: str | None) -> list[Row]:
+def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> list[MethodRow]:
     """Return the rows asked for: of a tier, by name, or by a method's name with or without its variant (no control).
 
-    A name that no row answers to is an error: the call would run nothing, or less than was meant.
+    A name without a row is an error, as the call would run less than was meant.
     """
     known = list(dict.fromkeys(name for row in rows for name in (row.name, *sorted(_names(row)))))
     for name in only:
@@ -121,5 +123,5 @@ def chosen(rows: Sequence[Row], only: Sequence[str], tier: str | None) -> list[R
     return [row for row in of_tier if not only or _names(row) & set(only)]
 
 
-def _names(row: Row) -> set[str]:
+def _names(row: MethodRow) -> set[str]:
     return {row.name} if row.control else {row.name, row.method, row.method.partition(":")[0]}

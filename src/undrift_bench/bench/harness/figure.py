@@ -1,4 +1,4 @@
-"""Pictures of records: a bar a method with the published value as a mark, a heat map by domain, lines over a size."""
+"""Draw records: bars with published values, heat maps by domain, lines over a size."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from undrift.judge.plots import BLUE, COLOURS, GREY, ORANGE, _figure, _save
 
 
 @dataclass(frozen=True)
-class Mark:
+class BarMark:
     """One bar: a name, its numbers over seeds (in per cent), what was published, and whether it is a control."""
 
     name: str
@@ -25,7 +25,7 @@ class Mark:
         return statistics.fmean(self.numbers)
 
 
-def overview(path: Path, title: str, marks: Sequence[Mark], axis: str = "error %") -> int:
+def overview(path: Path, title: str, marks: Sequence[BarMark], axis: str = "error %") -> int:
     """Draw bars beside a heat map of the domains; return the file's size."""
     domains = list(next((m.domains for m in marks if m.domains), {}))
     height = 1.9 + 0.34 * len(marks)
@@ -60,7 +60,7 @@ def lines(path: Path, title: str, curves: Mapping[str, Mapping[float, float]], a
     return _save(figure, path)
 
 
-def finding(marks: Sequence[Mark], what: str, less_is_better: bool = True) -> str:
+def finding(marks: Sequence[BarMark], what: str, less_is_better: bool = True) -> str:
     """Return which method is best, in words."""
     best = (min if less_is_better else max)(marks, key=lambda mark: mark.mean)
     said = "" if best.published is None else f", published {best.published:.1f} %"
@@ -68,7 +68,7 @@ def finding(marks: Sequence[Mark], what: str, less_is_better: bool = True) -> st
     return f"{what}\n{best.name} {'errs least' if less_is_better else 'is best'}: {best.mean:.1f} %{said}"
 
 
-def _bars(axes: Any, marks: Sequence[Mark], axis: str) -> None:
+def _bars(axes: Any, marks: Sequence[BarMark], axis: str) -> None:
     places = range(len(marks))
     colours = [GREY if mark.control else BLUE for mark in marks]
     spreads = [statistics.stdev(m.numbers) if len(m.numbers) > 1 else 0.0 for m in marks]
@@ -85,7 +85,7 @@ def _bars(axes: Any, marks: Sequence[Mark], axis: str) -> None:
     axes.set_xlabel(f"{axis} (grey: a control)" if any(mark.control for mark in marks) else axis)
 
 
-def _heat(axes: Any, marks: Sequence[Mark], domains: Sequence[str]) -> None:
+def _heat(axes: Any, marks: Sequence[BarMark], domains: Sequence[str]) -> None:
     values = [[(mark.domains or {}).get(domain, float("nan")) for domain in domains] for mark in marks]
     image = axes.imshow(values, aspect="auto", cmap="viridis_r", zorder=2)
     low, high = image.get_clim()

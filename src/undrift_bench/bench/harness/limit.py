@@ -1,4 +1,4 @@
-"""A bar that was set before a measurement, and how a number stands beside it in a table."""
+"""Bars set before a measurement, and how a number is shown beside its bar."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Numbers of a run: scores kept on the device, time of a few batches, memory without the images, the machine."""
+"""Measure a run: scores kept on the device, time of a few batches, peak memory, the machine."""
 
 import datetime
 import math
@@ -56,7 +56,7 @@ class _Kept(Tally):
 
 
 class Clock:
-    """The median time of a few calls after a warm-up; the device is waited for in these alone."""
+    """The median time of a few calls after a warm-up; only these wait for the device."""
 
     def __init__(self, device: torch.device, calls: int) -> None:
         self.device = device
@@ -88,11 +88,11 @@ class Clock:
         return len(self._times)
 
 
-class Memory:
-    """The peak of device memory from here on, images that lie there anyway not counted; None on a CPU."""
+class PeakMemory:
+    """The peak of device memory from here on, without images that are already there; None on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        """Start to look, before the network is on the device."""
+        """Start measuring, before the network is on the device."""
         self.device, self._before = device, 0
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -119,7 +119,7 @@ def laps(call: Callable[[], object], device: torch.device, count: int) -> list[f
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait for the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""The source networks of the benchmarks, and a tiny one on random images for trying things out."""
+"""The source networks of the benchmarks, and a tiny one on random images for trials."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

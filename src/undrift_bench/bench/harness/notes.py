@@ -1,16 +1,16 @@
-"""What a reader has to know of a table's rows beside their numbers, one line each."""
+"""Notes below a table, one line each."""
 
 from collections.abc import Iterable
 
 from undrift import methods
-from undrift_bench.bench.harness.cell import Row
+from undrift_bench.bench.harness.cell import MethodRow
 
 
-def row_lines(rows: Iterable[Row]) -> list[str]:
+def row_lines(rows: Iterable[MethodRow]) -> list[str]:
     """Return the lines of rows that are not purely source-free, then the rows' own notes, each once.
 
     Examples:
-        >>> row_lines([Row("roid", "roid", note="mind it."), Row("vmp-roid", "vmp-roid", note="mind it.")])
+        >>> row_lines([MethodRow("roid", "roid", note="mind it."), MethodRow("vmp-roid", "vmp-roid", note="mind it.")])
         ['roid; vmp-roid: mind it.']
     """
     rows = list(rows)
@@ -21,11 +21,11 @@ def row_lines(rows: Iterable[Row]) -> list[str]:
     return [*not_source_free(rows), *(f"{'; '.join(labels)}: {note}" for note, labels in noted.items())]
 
 
-def not_source_free(rows: Iterable[Row]) -> list[str]:
+def not_source_free(rows: Iterable[MethodRow]) -> list[str]:
     """Return a line for each row that is not purely source-free: what its method needs, by the method's attributes.
 
     Examples:
-        >>> not_source_free([Row("tent", "tent"), Row("eata", "eata:cifar100")])
+        >>> not_source_free([MethodRow("tent", "tent"), MethodRow("eata", "eata:cifar100")])
         ['eata: not purely source-free; it needs source samples for its Fisher term.']
     """
     found = [(row, methods.get(row.method)) for row in rows]

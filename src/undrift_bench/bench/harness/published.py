@@ -1,8 +1,8 @@
-"""Numbers that others published, each with where it stands; in per cent, as printed there.
+"""Published numbers with their sources, in per cent as printed.
 
 Online values are errors under a continual stream at severity 5, in the standard order but for CoTTA's authors' on
 ImageNet-C (`COTTA`), which are means of ten orders; offline ones are accuracies. Source networks of others are not
-ours, so a published value is a mark to compare with, not a target to hit.
+ours, so a published value is for comparison, not a target.
 """
 
 from dataclasses import dataclass

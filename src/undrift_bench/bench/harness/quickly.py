@@ -1,4 +1,4 @@
-"""How a cell runs fast: bfloat16, and convolutions that choose their algorithms by trial, for whole batches only."""
+"""Run a cell fast: bfloat16, and convolution algorithms chosen by trial for full batches."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +23,8 @@ def quickly(device: torch.device, fast: bool) -> Iterator[None]:
 def trial(fast: bool, images: int, usual: int | None) -> None:
     """Let convolutions try algorithms for a pass over whole batches of the usual size, and guess for any other.
 
-    Each new shape is tried anew, convolution by convolution: that can pay for a size that comes a thousand times,
-    hardly for a domain's short last batch or a few batches that are only scored. Ten draws in one pass are ten batches.
+    Each new shape is a new trial for every convolution. That pays for a size that comes a thousand times, but hardly
+    for a short last batch or a few batches that are only scored. Ten draws in one pass count as ten batches.
     """
     if fast:
         torch.backends.cudnn.benchmark = usual is not None and images % usual == 0
@@ -33,9 +33,9 @@ def trial(fast: bool, images: int, usual: int | None) -> None:
 def by_pass(net: nn.Module, usual: int) -> None:
     """Let a network's convolutions try algorithms by what each of its passes sees, forwards and backwards.
 
-    A step may have passes over parts of its batch, of another size each time (ROID's). They come last and their
-    gradients first, so the gradients of the whole batch must say again what they are of: whatever algorithm a shape
-    has first, tried or guessed, it keeps as long as the process lives.
+    A step may have passes over parts of its batch, of a new size each time (ROID's). Those come last and their
+    gradients first, so the gradients of the whole batch must set the choice again: the first algorithm of a shape,
+    tried or guessed, is kept for the life of the process.
     """
 
     def forwards(_net: nn.Module, args: tuple[Any, ...]) -> None:

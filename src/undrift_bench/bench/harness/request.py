@@ -1,4 +1,4 @@
-"""What a user asks of a benchmark: which cells, with which files, on what, for how long."""
+"""A user's request to a benchmark: which cells, which files, which device, how long."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,8 +63,8 @@ class Request:
     """One call of `undrift bench NAME`; every benchmark takes the same.
 
     Attributes:
-        data: the folder that data sets lie in.
-        results: the folder that cells, tables and figures go to.
+        data: the folder of the data sets.
+        results: the folder for cells, tables and figures.
         cache: a folder for corrupted images, so that they are made once; None makes them anew.
         only: rows, by their or their method's names; empty is all.
         tier: "A", "B" or None, both.
@@ -78,9 +78,8 @@ class Request:
         fast: channels-last and bfloat16.
         weights: source networks' files by the network's name.
         frost: a folder of frost pictures, where the package that holds them is not installed.
-        extra: values that some benchmarks alone read, by the names of `EXTRA`; "head" and "posterior" are files of what
-            TTT and BACS need from source training, "shared" says that the machine has other work too, so that no times
-            are written down.
+        extra: values that only some benchmarks read, by the names of `EXTRA`. "head" and "posterior" are files that TTT
+            and BACS need from source training; with "shared", on a machine with other work, no times are recorded.
     """
 
     data: Path = Path()

@@ -1,4 +1,4 @@
-"""What a row comes to once every default is filled in, and a short hash of it: a changed default is another run."""
+"""Resolve every default of a row and hash it, so that a changed default makes a new run."""
 
 import dataclasses
 import functools
@@ -34,9 +34,8 @@ NOISE = (
 def resolved(name: str, settings: Mapping[str, Any], loop: Loop) -> dict[str, Any]:
     """Return a method's options and the arguments of its likelihood and keepers, as a run with these settings has them.
 
-    Options without an effect there are left out: a new value of the noise is no other Tent. Parts that a benchmark
-    hands in itself (source images, preprocessing, trained heads) are no settings of a row, and stand here as the method
-    has them without.
+    Options without an effect are left out: the noise's values do not matter to Tent. Parts that the benchmark provides
+    (source images, preprocessing, trained heads) are no settings of a row and keep the method's defaults here.
 
     Examples:
         >>> resolved("tent", {}, "stream")["options"]["stream_lr"]
@@ -48,7 +47,7 @@ def resolved(name: str, settings: Mapping[str, Any], loop: Loop) -> dict[str, An
     given = {**getattr(method, "given", {}), **settings}
     known = {field.name for field in dataclasses.fields(Options)}
     options = method.options.replace(**{key: value for key, value in settings.items() if key in known})
-    # Nothing is built: a keeper may need source images for that.
+    # Nothing is built, as a keeper may need source images.
     return {
         "options": effective(options, loop),
         "parts": {_maker(make): _arguments(make, given) for make in (method.likelihood, *method.keepers)},
@@ -99,5 +98,5 @@ def _name(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    # Never its repr, which can hold an address: the hash has to be the same in the next process.
+    # Not its repr, which may hold an address: the hash must be the same in every process.
     return sorted(value) if isinstance(value, set | frozenset) else _name(value)

@@ -1,4 +1,4 @@
-"""Run what is missing, keep what is finished, write the tables: the same for every benchmark."""
+"""Run missing cells, keep finished ones, write the tables; the same for every benchmark."""
 
 import json
 import statistics
@@ -20,14 +20,14 @@ from undrift_bench.bench.harness.store import Record, Store
 
 Say = Callable[[str], None]
 RunCell = Callable[[Cell, Bar], Mapping[str, Any]]
-MARGIN = 1.1  # a guess that is a little short should not overrun a machine that goes away
+MARGIN = 1.1  # so that a short guess does not overrun the machine's time
 LEFT = ("not run", "stale")
-MOST_WARNINGS = 5  # of one cell: a method that warns at every batch with another number says the same
+MOST_WARNINGS = 5  # per cell, as a method may warn at every batch with another number
 
 
 @runtime_checkable
 class Benchmark(Protocol):
-    """What a benchmark has to say; `run` does the rest."""
+    """What a benchmark provides; `run` does the rest."""
 
     @property
     def name(self) -> str:
@@ -96,9 +96,8 @@ class Outcome:
 def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = False) -> Outcome:
     """Run the cells that are not finished, in their order, until the deadline; then write JSON, Markdown and figures.
 
-    An error in one cell is recorded with its message and does not stop the rest; such a cell is tried again by the next
-    call. After Ctrl-C, a kill or the deadline the same call goes on where it stopped. Several processes may do this at
-    once: none runs a cell that another is at.
+    An error in one cell is recorded and does not stop the rest; the next call tries that cell again. After Ctrl-C, a
+    kill or the deadline the same call continues. Several processes may run at once; each cell is run by one of them.
     """
     started = time.monotonic()
     store = Store(request.results / benchmark.name)
@@ -122,7 +121,7 @@ def run(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = 
                     continue
                 bar.say(f"{benchmark.name} {outcome.kept + number}/{len(cells)} {cell.key}")
                 _one(cell, run_cell, store, request, outcome, bar, say)
-    store = Store(store.folder)  # read anew: other processes may have finished what was failed or stale before
+    store = Store(store.folder)  # read again, as other processes may have finished it
     outcome.left = sum(store.state(cell) in LEFT for cell in cells)
     write(benchmark, store, request, outcome)
     return outcome
@@ -144,7 +143,7 @@ def with_cells(found: object) -> Benchmark | None:
 
 
 def check_selection(benchmark: Benchmark, request: Request) -> None:
-    """Refuse a selection that no cell is in: the call would do nothing, and say that it did."""
+    """Raise if a selection has no cell."""
     if not benchmark.cells(request):
         chosen = {"only": request.only, "tier": request.tier or "", "settings": request.settings}
         given = " ".join(f"--{name} {','.join(value)}" for name, value in chosen.items() if value)
@@ -171,7 +170,7 @@ def in_other_precision(benchmark: Benchmark, request: Request) -> tuple[str, int
 def guessed_seconds(cell: Cell, cells: Sequence[Cell], store: Store) -> float:
     """Return how long a cell will take: as long as with another seed, or by its row's cost; 0 where nothing is known.
 
-    What is known are finished cells of the same network and setting; with none of these, of the whole benchmark.
+    The guess uses finished cells of the same network and setting, or else of the whole benchmark.
     """
     known = [(c, r) for c in cells if (r := store.finished(c)) is not None and "seconds" in r]
     twins = [r["seconds"] for c, r in known if (c.network, c.setting, c.row, c.images) == _but_seed(cell)]
@@ -204,7 +203,7 @@ def _one(cell: Cell, run_cell: RunCell, store: Store, request: Request, outcome:
             say(f"{cell.key}: not run: {reason}")
         outcome.lacking.append(reason)
         return
-    except Exception as error:  # of any kind: one method's bug must not cost the others their numbers
+    except Exception as error:  # any error: one method's bug must not cost the others their numbers
         message = f"{type(error).__name__}: {error}"
         store.put(cell, about | {"failed": message, "warnings": heard})
         outcome.failed += 1
@@ -240,7 +239,7 @@ def hearing(heard: list[str]) -> Iterator[None]:
 def in_its_precision(benchmark: Benchmark, store: Store, request: Request) -> Request:
     """Return the request whose precision there is anything in to show: the one asked for, or else the other.
 
-    So tables of bfloat16 cells are written without `--fast`, too, and no table averages the two.
+    So tables of bfloat16 cells are written without `--fast` too, and no table mixes the two.
     """
     other = replace(request, fast=not request.fast)
     mine = any(store.shown(cell) for cell in benchmark.shown(request))
@@ -250,9 +249,9 @@ def in_its_precision(benchmark: Benchmark, store: Store, request: Request) -> Re
 def write(benchmark: Benchmark, store: Store, request: Request, outcome: Outcome) -> None:
     """Write JSON, Markdown and figures of what is finished, and note their names in the outcome.
 
-    What is asked for says what is run, and never makes a page smaller: tables have every seed, those of another view
-    (`Request.view`), and float32's beside cells in bf16, have names of their own, and where nothing is finished a page
-    that has cells stays.
+    A request selects what is run but never makes a page smaller. Tables have every seed; those of another view
+    (`Request.view`), and those in float32 beside cells in bf16, have their own names; and a page with cells stays if
+    nothing is finished.
     """
     request = replace(request, seeds=max(request.seeds, Request.seeds))
     request = in_its_precision(benchmark, store, request)

@@ -1,4 +1,4 @@
-"""Finished cells, a JSON file each: they accumulate, survive a kill, and merge by copying files together."""
+"""Store finished cells, one JSON file each: they accumulate, survive a kill, and merge by copying."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +20,8 @@ class Store:
 
     Examples:
         >>> import tempfile
-        >>> from undrift_bench.bench.harness.cell import Row
-        >>> cell = Cell("demo", "digits", "continual", Row("tent", "tent"), 0, 100)
+        >>> from undrift_bench.bench.harness.cell import MethodRow
+        >>> cell = Cell("demo", "digits", "continual", MethodRow("tent", "tent"), 0, 100)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = Store(Path(folder) / "demo")
         ...     store.put(cell, {"error": 0.25})
@@ -31,7 +31,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read: dict[str, Record] = {}  # a record is written once: what was read stays true
+        self._read: dict[str, Record] = {}  # a record is written once, so it can be cached
 
     def put(self, cell: Cell, numbers: Mapping[str, Any]) -> None:
         """Write what a cell gave, whole or not at all."""
@@ -44,10 +44,10 @@ class Store:
     def claim(self, cell: Cell) -> Iterator[bool]:
         """Hold a cell for the length of a `with` block; False where another process holds it, or finished it meanwhile.
 
-        So several processes share a benchmark: each takes what is left. A process that dies gives its cell back.
+        So several processes share a benchmark. The cell of a process that dies is free again.
         """
         with _held(self.folder / f".{cell.key}.lock") as mine:
-            self._read.pop(cell.key, None)  # a failure that was read may have become a number
+            self._read.pop(cell.key, None)  # a failed cell may have been run again
             yield mine and self.finished(cell) is None
 
     def get(self, cell: Cell) -> Record | None:
@@ -87,7 +87,7 @@ class Store:
         return [record for cell in cells if (record := self.shown(cell)) is not None]
 
     def _file(self, cell: Cell) -> Record | None:
-        """Return what the cell's file holds, whoever it is of."""
+        """Return the content of the cell's file, even if made with other settings."""
         if cell.key not in self._read:
             place = self._place(cell)
             if not place.is_file():

@@ -1,4 +1,4 @@
-"""Markdown tables of records: a mean and a deviation over seeds, and "not run" where there is nothing."""
+"""Make Markdown tables of records: mean and deviation over seeds, or "not run"."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Likenesses of what TTT and BACS need from source training, made without any: so that `--tiny` runs them, too."""
+"""Stand-ins for what TTT and BACS need from source training, so that `--tiny` runs them too."""
 
 import copy
 import shutil

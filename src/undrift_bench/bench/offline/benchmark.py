@@ -1,4 +1,4 @@
-"""`offline`: whole target domains, several epochs; PACS, and Office-31 or Office-Home for those who have them.
+"""`offline`: whole target domains over several epochs, on PACS, Office-31 or Office-Home.
 
     undrift bench offline --data FOLDER --resnet50 FILE --cache FOLDER --fast
     undrift bench offline --set dataset=office31 --data FOLDER --resnet50 FILE
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from undrift_bench.bench.harness.cell import Cell, Row, chosen, seeds_of
+from undrift_bench.bench.harness.cell import Cell, MethodRow, chosen, seeds_of
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import RunCell
 from undrift_bench.bench.harness.store import Store
@@ -31,14 +31,14 @@ class Offline:
 
     Attributes:
         name: as on the command line.
-        make_setup: what cells are made of, for a data set and a request; None takes the real thing, or a tiny likeness.
+        make_setup: what cells are made of, for a data set and a request; None takes the real thing, or a tiny stand-in.
     """
 
     name: str = "offline"
     make_setup: Callable[[DataSet, Request], Setup] | None = None
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MethodRow]:
         """The lines of the tables."""
         return offline_rows()
 
@@ -61,8 +61,8 @@ class Offline:
             found += [cell for row in rows for cell in self.of(made_of, task, row, request)]
         return found
 
-    def of(self, made_of: Setup, task: Task, row: Row, request: Request) -> list[Cell]:
-        """Return the cells of one row in one task, one a seed."""
+    def of(self, made_of: Setup, task: Task, row: MethodRow, request: Request) -> list[Cell]:
+        """Return the cells of one row in one task, one per seed."""
         images = IMAGES if request.tiny else made_of.dataset.images[task.target]
         count = images if request.images is None else min(images, request.images)
         row = of_task(row, task)
@@ -95,7 +95,7 @@ class Offline:
         return report.figures(self, store, request)
 
 
-def of_task(row: Row, task: Task) -> Row:
+def of_task(row: MethodRow, task: Task) -> MethodRow:
     """Return the row as it runs in a task: in one that is not of the first tier, with one seed."""
     return row if task.main else replace(row, tier="B")
 

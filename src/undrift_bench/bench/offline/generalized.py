@@ -1,4 +1,4 @@
-"""`generalized`: what an adapted network does on its target and still does on its source, from `offline`'s cells.
+"""`generalized`: accuracy on target and source after adaptation, from `offline`'s cells.
 
 One run gives both tables: a cell of `offline` holds the accuracy on the target and on the 20 % of the source that its
 source network was not trained on.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from undrift.judge.metrics import harmonic_mean
 from undrift_bench.bench.harness import figure
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.cell import Cell, MethodRow
 from undrift_bench.bench.harness.published import PAPER
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import Outcome, RunCell, Say, about, run, tables, write
@@ -67,7 +67,7 @@ class _Tables:
         return figures(self.bench, store, request)
 
 
-def harmonics(page: Page, row: Row, tasks: Sequence[Task]) -> tuple[list[float], list[float]]:
+def harmonics(page: Page, row: MethodRow, tasks: Sequence[Task]) -> tuple[list[float], list[float]]:
     """Return, for each seed, the mean of the tasks' harmonic means, and the harmonic mean of the tasks' means.
 
     They differ: the first is low where one task is bad on either side, the second where one side is bad on average.
@@ -135,7 +135,7 @@ def _by_task(page: Page) -> str:
     return table(["method", *(task.title for task in page.tasks)], rows)
 
 
-def _of_means(page: Page, row: Row, tasks: Sequence[Task]) -> str:
+def _of_means(page: Page, row: MethodRow, tasks: Sequence[Task]) -> str:
     """Return the harmonic mean of the means over the tasks that have both, and of how many tasks that is."""
     known = page.measured(row, tasks, "harmonic")
     if not known:
@@ -145,12 +145,12 @@ def _of_means(page: Page, row: Row, tasks: Sequence[Task]) -> str:
     return spread(numbers or [harmonic_mean(sides)], 100) + of_tasks(known, tasks)
 
 
-def _mark(page: Page, row: Row, tasks: Sequence[Task]) -> figure.Mark:
+def _mark(page: Page, row: MethodRow, tasks: Sequence[Task]) -> figure.BarMark:
     by_task = {t.title: 100 * page.of_any_seed(row, [t], "harmonic") for t in tasks}
     numbers = [100 * n for n in page.means(row, tasks, "harmonic")] or [statistics.fmean(by_task.values())]
     known = page.complete(tasks) and not row.control
     said = page.dataset.generalized.get(paper_row(row.name)) if known else None
-    return figure.Mark(row.label, numbers, None if said is None else said[2], row.control, by_task)
+    return figure.BarMark(row.label, numbers, None if said is None else said[2], row.control, by_task)
 
 
 benchmark = Generalized()

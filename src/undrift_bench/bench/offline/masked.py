@@ -1,4 +1,4 @@
-"""G-SFDA's own source network: trained under two feature masks at once, as its authors do.
+"""Train G-SFDA's source network under two feature masks, as its authors do.
 
 Smoothed cross-entropy under each mask + 0.15 · the mean of the masks; constant rates; the scale of the masks rises from
 0.01 to 100 over each epoch. The epoch is kept that is best on the held-out source under the source's mask.

@@ -1,10 +1,10 @@
-"""One data set's finished cells, as the offline and the generalized tables ask for them."""
+"""One data set's finished cells, for the offline and generalized tables."""
 
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from undrift_bench.bench.harness.cell import Cell, Row
+from undrift_bench.bench.harness.cell import Cell, MethodRow
 from undrift_bench.bench.harness.notes import row_lines
 from undrift_bench.bench.harness.published import Published
 from undrift_bench.bench.harness.request import Request
@@ -29,15 +29,15 @@ class Page:
         self.tasks = self.setup.dataset.tasks
         self.main = tuple(task for task in self.tasks if task.main)
 
-    def cells(self, row: Row, task: Task) -> list[Cell]:
-        """Return the cells of one row in one task, one a seed."""
+    def cells(self, row: MethodRow, task: Task) -> list[Cell]:
+        """Return the cells of one row in one task, one per seed."""
         return self.bench.of(self.setup, task, row, self.request)
 
-    def records(self, row: Row, task: Task) -> list[Record]:
+    def records(self, row: MethodRow, task: Task) -> list[Record]:
         """Return what is finished of them."""
         return self.store.all(self.cells(row, task))
 
-    def of_row(self, row: Row, tasks: Sequence[Task] | None = None) -> list[Record]:
+    def of_row(self, row: MethodRow, tasks: Sequence[Task] | None = None) -> list[Record]:
         """Return what is finished of a row, task by task; of all tasks where none are named."""
         return [record for task in (self.tasks if tasks is None else tasks) for record in self.records(row, task)]
 
@@ -56,15 +56,15 @@ class Page:
                         found.setdefault(row.label, []).append(f"({task.title}): {record['failed']}")
         return {row: f"in {len(where)} cells, the first {where[0]}" for row, where in found.items()}
 
-    def done(self, row: Row, tasks: Sequence[Task]) -> list[Task]:
+    def done(self, row: MethodRow, tasks: Sequence[Task]) -> list[Task]:
         """Return the tasks of which a row has at least one finished cell."""
         return [task for task in tasks if self.records(row, task)]
 
-    def measured(self, row: Row, tasks: Sequence[Task], name: str) -> list[Task]:
+    def measured(self, row: MethodRow, tasks: Sequence[Task], name: str) -> list[Task]:
         """Return those of which a row has one number at least: a finished cell may lack it, or have it withdrawn."""
         return [task for task in tasks if _known(self.records(row, task), name)]
 
-    def by_seed(self, row: Row, tasks: Sequence[Task], name: str) -> dict[int, float]:
+    def by_seed(self, row: MethodRow, tasks: Sequence[Task], name: str) -> dict[int, float]:
         """Return the mean over tasks of one number, for each seed; nothing where a seed lacks a task.
 
         With some seeds left out it would be another mean than that of the numbers a page has for each task.
@@ -77,11 +77,11 @@ class Page:
         whole = all(len(numbers) == len(tasks) for numbers in found.values())
         return {seed: statistics.fmean(numbers) for seed, numbers in found.items()} if whole else {}
 
-    def means(self, row: Row, tasks: Sequence[Task], name: str) -> list[float]:
+    def means(self, row: MethodRow, tasks: Sequence[Task], name: str) -> list[float]:
         """Return these means alone."""
         return list(self.by_seed(row, tasks, name).values())
 
-    def text(self, row: Row, tasks: Sequence[Task], name: str, scale: float = 100.0, digits: int = 2) -> str:
+    def text(self, row: MethodRow, tasks: Sequence[Task], name: str, scale: float = 100.0, digits: int = 2) -> str:
         """Return a mean over tasks with its deviation over seeds; with tasks missing, it says of how many it is."""
         if not self.done(row, tasks):
             failed = any(self.store.state(cell) == "failed" for task in tasks for cell in self.cells(row, task))
@@ -92,11 +92,11 @@ class Page:
         numbers = self.means(row, known, name) or [self.of_any_seed(row, known, name)]
         return spread(numbers, scale, digits) + of_tasks(known, tasks)
 
-    def of_any_seed(self, row: Row, tasks: Sequence[Task], name: str) -> float:
+    def of_any_seed(self, row: MethodRow, tasks: Sequence[Task], name: str) -> float:
         """Return the mean over tasks of one number, in each by the seeds that have it."""
         return statistics.fmean(statistics.fmean(_known(self.records(row, task), name)) for task in tasks)
 
-    def numbers(self, row: Row, task: Task, names: Sequence[str]) -> str:
+    def numbers(self, row: MethodRow, task: Task, names: Sequence[str]) -> str:
         """Return several numbers of one task in per cent, each with its deviation over seeds."""
         records = self.records(row, task)
         if not records:
@@ -104,19 +104,19 @@ class Page:
         found = (_known(records, name) for name in names)
         return " / ".join(spread(known, 100, 1) if known else NOT_MEASURED for known in found)
 
-    def paper(self, row: Row) -> Published | None:
+    def paper(self, row: MethodRow) -> Published | None:
         """Return what the paper printed of a row."""
         return None if row.control else self.dataset.published.get(paper_row(row.name))
 
     def place(self, task: Task) -> int:
-        """Return which of the paper's columns a task is: a tiny likeness has fewer tasks than the paper's table."""
+        """Return which of the paper's columns a task is: a tiny stand-in has fewer tasks than the paper's table."""
         return SETS[self.dataset.name].tasks.index(task)
 
     def complete(self, tasks: Sequence[Task]) -> bool:
         """Return whether these are all of the data set's tasks: the paper's means are over these, and over no fewer."""
         return len(tasks) == len(SETS[self.dataset.name].tasks)
 
-    def compared(self, name: str = "accuracy") -> tuple[list[Row], list[Task]]:
+    def compared(self, name: str = "accuracy") -> tuple[list[MethodRow], list[Task]]:
         """Return rows and tasks between which no cell lacks a number, for a picture in which all means compare.
 
         Tasks: the main ones, those of one of the main rows, or those that all of them have, whichever shows the most
@@ -129,7 +129,7 @@ class Page:
         choices = [shared, *own, list(self.main)]
         whole = [[row for row in begun if self.measured(row, tasks, name) == tasks] for tasks in choices]
 
-        def cells(shown: tuple[list[Row], list[Task]]) -> int:
+        def cells(shown: tuple[list[MethodRow], list[Task]]) -> int:
             rows, tasks = shown
             return sum(len(tasks) * max(len(self.by_seed(row, tasks, name)), 1) for row in rows)
 
@@ -165,12 +165,12 @@ def _known(records: Sequence[Record], name: str) -> list[float]:
     return [record[name] for record in records if record.get(name) is not None]
 
 
-def title(row: Row) -> str:
+def title(row: MethodRow) -> str:
     """Return what tables call a row; a control stands aside."""
     return f"*{row.label}*" if row.control else row.label
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[MethodRow]) -> list[str]:
     """Return a line for each control (what it asks, with which settings), then what the rows' readers have to know."""
     controls = [
         f"{row.label}: a control; {row.why} It runs `{row.method}` with "

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from undrift import methods
 from undrift_bench.bench.harness import figure
-from undrift_bench.bench.harness.cell import Row
+from undrift_bench.bench.harness.cell import MethodRow
 from undrift_bench.bench.harness.published import PAPER, SOURCE_USING, Published
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
 from undrift_bench.bench.harness.table import Column, footnotes, marked, median, several_sources, size
 from undrift_bench.bench.harness.table import markdown as table
-from undrift_bench.bench.harness.times import how_timed
+from undrift_bench.bench.harness.timed import how_timed
 from undrift_bench.bench.offline.page import Page, notes, pages, title, untouched
 from undrift_bench.bench.offline.sets import Task
 
@@ -53,7 +53,11 @@ def figures(bench: "Offline", store: Store, request: Request) -> dict[str, Calla
 
 
 def drawn(
-    found: Iterable[Page], what: str, axis: str, mark: Callable[[Page, Row, list[Task]], figure.Mark], name: str
+    found: Iterable[Page],
+    what: str,
+    axis: str,
+    mark: Callable[[Page, MethodRow, list[Task]], figure.BarMark],
+    name: str,
 ) -> dict[str, Callable[[Path], int]]:
     """Return what draws a figure of one number for each page that has it, by the end of its file's name."""
     out: dict[str, Callable[[Path], int]] = {}
@@ -68,7 +72,7 @@ def drawn(
     return out
 
 
-def scores(page: Page, row: Row, tasks: Sequence[Task]) -> list[str]:
+def scores(page: Page, row: MethodRow, tasks: Sequence[Task]) -> list[str]:
     """Return the cells under `SCORES`: means over tasks."""
     return [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
 
@@ -121,7 +125,7 @@ def _source_using(page: Page, name: str, width: int, groups: int) -> list[str]:
     return line + [""] * (width - len(line))
 
 
-def _by_task(page: Page, of: Sequence[Row] | None = None) -> str:
+def _by_task(page: Page, of: Sequence[MethodRow] | None = None) -> str:
     header = ["method", *(task.title for task in page.tasks), "Mean"]
     said = page.dataset.published
     rows = [[f"{name} ({ASIDE})", *_in_brackets(page, said[name])] for name in _uses_source(page)]
@@ -150,11 +154,11 @@ def _has_paper(page: Page) -> bool:
     return bool(page.dataset.published)
 
 
-def _mark(page: Page, row: Row, tasks: list[Task]) -> figure.Mark:
+def _mark(page: Page, row: MethodRow, tasks: list[Task]) -> figure.BarMark:
     domains = {task.title: 100 * page.of_any_seed(row, [task], "accuracy") for task in tasks}
     numbers = [100 * n for n in page.means(row, tasks, "accuracy")] or [statistics.fmean(domains.values())]
     said = page.paper(row) if page.complete(tasks) else None
-    return figure.Mark(row.label, numbers, None if said is None else said.value, row.control, domains)
+    return figure.BarMark(row.label, numbers, None if said is None else said.value, row.control, domains)
 
 
 def _notes(bench: "Offline") -> str:

@@ -1,17 +1,14 @@
-"""The lines of the offline and generalized tables, and the values that each method runs with.
+"""The rows of the offline and generalized tables, and the values of each method.
 
-A method runs with its authors' values, as `undrift.methods` has them; where they give others for a data set, its
-variant of that name is taken ("nrc:office31"), and where they give others for one task of it, `OF_A_TASK` has them.
-They give none for PACS: methods run there as on Office-Home. The paper's β is SHOT's own, 0.3.
+A method runs with its authors' values, as in `undrift.methods`: with those for the data set if there is such a variant
+("nrc:office31"), and with those for a single task if `OF_A_TASK` has them. For PACS there are none, so methods run as
+on Office-Home. The paper's β is SHOT's, 0.3.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from undrift_bench.bench.harness.cell import Row, Tier
-
-# σ = 0 as in the online tables: no layer has noise, so that no log-variance counts as learnable either.
-NO_NOISE: dict[str, Any] = {"layers": (), "test_samples": 0}
+from undrift_bench.bench.harness.cell import NO_NOISE, MethodRow, Tier
 
 # Authors' values for a single task of a data set, by method and task.
 OF_A_TASK: dict[tuple[str, str], dict[str, Any]] = {
@@ -31,20 +28,22 @@ NOTES = {
 }
 
 
-def offline_rows() -> list[Row]:
+def offline_rows() -> list[MethodRow]:
     """Return the rows in the tables' order; a control changes one thing of the row it belongs to, or has a note."""
 
-    def control(name: str, title: str, method: str, why: str, cost: float, tier: Tier = "A", **changes: Any) -> Row:
+    def control(
+        name: str, title: str, method: str, why: str, cost: float, tier: Tier = "A", **changes: Any
+    ) -> MethodRow:
         about: dict[str, Any] = {"why": why, "title": title, "note": NOTES.get(name, "")}
-        return Row(name, method, changes, tier, control=True, cost=cost, **about)
+        return MethodRow(name, method, changes, tier, control=True, cost=cost, **about)
 
     rows = [
-        Row("source", "source", cost=0.1),
-        Row("norm-stats", "norm-stats:domain", cost=0.1),
-        Row("shot", "shot"),
-        Row("shot-bn", "shot-bn"),
-        Row("vmp-shot:paper", "vmp-shot:paper", cost=2.5),
-        Row("vmp-shot:released", "vmp-shot:released", cost=2.0, note=NOTES["vmp-shot:released"]),
+        MethodRow("source", "source", cost=0.1),
+        MethodRow("norm-stats", "norm-stats:domain", cost=0.1),
+        MethodRow("shot", "shot"),
+        MethodRow("shot-bn", "shot-bn"),
+        MethodRow("vmp-shot:paper", "vmp-shot:paper", cost=2.5),
+        MethodRow("vmp-shot:released", "vmp-shot:released", cost=2.0, note=NOTES["vmp-shot:released"]),
         control(
             "vmp-shot-sigma-0",
             "vmp-shot, σ = 0",
@@ -78,13 +77,13 @@ def offline_rows() -> list[Row]:
             "B",
             statistics_first=True,
         ),
-        Row("tent", "tent", tier="B", cost=0.1),
-        Row("nrc", "nrc", tier="B", cost=3.0),
-        Row("aad", "aad", tier="B", cost=3.0),
-        Row("gsfda", "gsfda", tier="B", cost=2.0, note=NOTES["gsfda"]),
-        Row("hcl", "hcl", tier="B", cost=3.0),
-        Row("bbb", "bbb", tier="B", cost=5.0),
-        Row("bbb-shot", "bbb-shot", tier="B", cost=5.0),
-        Row("vmp-nrc", "vmp-nrc", tier="B", cost=7.0, note=NOTES["vmp-nrc"]),
+        MethodRow("tent", "tent", tier="B", cost=0.1),
+        MethodRow("nrc", "nrc", tier="B", cost=3.0),
+        MethodRow("aad", "aad", tier="B", cost=3.0),
+        MethodRow("gsfda", "gsfda", tier="B", cost=2.0, note=NOTES["gsfda"]),
+        MethodRow("hcl", "hcl", tier="B", cost=3.0),
+        MethodRow("bbb", "bbb", tier="B", cost=5.0),
+        MethodRow("bbb-shot", "bbb-shot", tier="B", cost=5.0),
+        MethodRow("vmp-nrc", "vmp-nrc", tier="B", cost=7.0, note=NOTES["vmp-nrc"]),
     ]
     return [replace(row, loop="adapt") for row in rows]

@@ -1,4 +1,4 @@
-"""One cell of the offline benchmarks: a copy of the source network adapts, then answers on target and source."""
+"""Run one offline cell: adapt a copy of the source network, then score it on target and source."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.recipes.method import Method
 from undrift.system.progress import Bar
 from undrift_bench.bench.harness.cell import Cell
-from undrift_bench.bench.harness.measure import Memory, Scoring, learnables
+from undrift_bench.bench.harness.measure import PeakMemory, Scoring, learnables
 from undrift_bench.bench.harness.quickly import quickly
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.offline.sets import Task
@@ -61,7 +61,7 @@ class Adapting:
         bar.advance(0, images=f"{len(target):,}")
         begun = time.monotonic()
         watch = StopWatch(self.device, epochs * math.ceil(len(target) / recipe.batch_size))
-        memory = Memory(self.device)
+        memory = PeakMemory(self.device)
         with quickly(self.device, self.request.fast):
             history = self.adapted(cell, source, target, watch)
             model, peak = history.model, memory.peak()

@@ -1,4 +1,4 @@
-"""The data sets of the offline tables: their tasks in the paper's order, and what was published for each."""
+"""The data sets of the offline tables: tasks in the paper's order, and published numbers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Images and source networks of the offline benchmarks: decoded once, trained once, shared by every cell."""
+"""Images and source networks of the offline benchmarks: decoded once, trained once, shared by all cells."""
 
 import os
 import shutil
@@ -114,7 +114,7 @@ def _read_frames(place: Path) -> tuple[torch.Tensor, torch.Tensor]:
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
         raise DataError(
             f"{place} holds {images.dtype} of shape {images.shape} and {len(labels)} labels; needed: uint8 N×C×H×W "
-            "with a label an image. Delete it: it is made anew."
+            "with a label per image. Delete it: it is made anew."
         )
     return torch.from_numpy(images), torch.from_numpy(labels)
 

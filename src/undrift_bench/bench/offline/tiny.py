@@ -1,4 +1,4 @@
-"""A tiny likeness of the offline benchmarks on random images: does everything run?"""
+"""A tiny stand-in for the offline benchmarks on random images, to check that everything runs."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""Methods on streams of corrupted images: what the three online benchmarks have in common."""
+"""The base of the three online benchmarks: methods on streams of corrupted images."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from undrift.images import TensorDomain
 from undrift.images.corrupt import CORRUPTIONS
-from undrift_bench.bench.harness.cell import Cell, Row, chosen, seeds_of
+from undrift_bench.bench.harness.cell import Cell, MethodRow, chosen, seeds_of
 from undrift_bench.bench.harness.networks import SourceNetwork, tiny_data, tiny_network
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import RunCell
 from undrift_bench.bench.harness.store import Store
 from undrift_bench.bench.online import report
 from undrift_bench.bench.online.rows import online_rows
-from undrift_bench.bench.online.settings import CONTINUAL, Setting
+from undrift_bench.bench.online.settings import CONTINUAL, StreamSetting
 from undrift_bench.bench.online.streaming import Streaming
 
 TINY_CORRUPTIONS = ("gaussian_noise", "contrast")
@@ -22,7 +22,7 @@ TINY_IMAGES, TINY_BATCH = 12, 6
 
 
 @dataclass(frozen=True)
-class Online:
+class OnlineBenchmark:
     """One online benchmark; satisfies `undrift_bench.bench.Benchmark`.
 
     Attributes:
@@ -44,12 +44,12 @@ class Online:
     clean: Callable[[Request], TensorDomain]
     images: int
     batch: int
-    settings: tuple[Setting, ...] = (CONTINUAL,)
+    settings: tuple[StreamSetting, ...] = (CONTINUAL,)
     note: str = ""
     corruptions: tuple[str, ...] = CORRUPTIONS
 
-    def scaled(self, request: Request) -> "Online":
-        """Return the benchmark itself, or its tiny likeness on random images."""
+    def scaled(self, request: Request) -> "OnlineBenchmark":
+        """Return the benchmark itself, or its tiny stand-in on random images."""
         if not request.tiny:
             return self
 
@@ -68,7 +68,7 @@ class Online:
         )
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MethodRow]:
         """The lines of the table."""
         return online_rows(self.data)
 
@@ -79,7 +79,7 @@ class Online:
         settings = request.wanted(names, request.settings or names[:1], "setting")
         known = tuple(n.name for n in self.networks)
         networks = request.wanted(known, request.networks or known, "network")
-        if request.tiny:  # one likeness stands for whichever was named
+        if request.tiny:  # one stand-in stands for whichever was named
             networks = tuple(n.name for n in here.networks)
         rows = chosen(here.rows, request.only, request.tier)
         return here._cells(request, networks, settings, rows)
@@ -91,7 +91,7 @@ class Online:
         return here._cells(request, networks, settings, here.rows)
 
     def _cells(
-        self, request: Request, networks: tuple[str, ...], settings: tuple[str, ...], rows: list[Row]
+        self, request: Request, networks: tuple[str, ...], settings: tuple[str, ...], rows: list[MethodRow]
     ) -> list[Cell]:
         return [
             Cell(self.name, network, setting.name, row, seed, self.count(setting, request), request.precision)
@@ -102,7 +102,7 @@ class Online:
             for seed in seeds_of(row, request.seeds)
         ]
 
-    def count(self, setting: Setting, request: Request) -> int:
+    def count(self, setting: StreamSetting, request: Request) -> int:
         """Return how many images of each domain a setting has here."""
         return min(n for n in (self.images, setting.images, request.images) if n is not None)
 

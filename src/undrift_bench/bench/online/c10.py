@@ -1,10 +1,10 @@
-"""`online-c10`: CIFAR-10-C at severity 5, two WideResNets, and six ways in which a stream can come."""
+"""`online-c10`: CIFAR-10-C at severity 5, two WideResNets, six kinds of stream."""
 
 from undrift.images import TensorDomain
 from undrift_bench import data
 from undrift_bench.bench.harness.networks import WRN28_10, WRN40_2
 from undrift_bench.bench.harness.request import Request
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.settings import SETTINGS
 
 
@@ -13,7 +13,7 @@ def clean(request: Request) -> TensorDomain:
     return data.cifar10(request.data)
 
 
-benchmark = Online(
+benchmark = OnlineBenchmark(
     "online-c10",
     "CIFAR-10-C, severity 5, online",
     "cifar10",

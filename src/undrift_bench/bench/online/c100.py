@@ -4,7 +4,7 @@ from undrift.images import TensorDomain
 from undrift_bench import data
 from undrift_bench.bench.harness.networks import RESNEXT29
 from undrift_bench.bench.harness.request import Request
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 
 
 def clean(request: Request) -> TensorDomain:
@@ -12,7 +12,7 @@ def clean(request: Request) -> TensorDomain:
     return data.cifar100(request.data)
 
 
-benchmark = Online(
+benchmark = OnlineBenchmark(
     "online-c100",
     "CIFAR-100-C, severity 5, online",
     "cifar100",

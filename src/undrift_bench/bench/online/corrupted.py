@@ -1,4 +1,4 @@
-"""Corrupted images, made once and held as uint8: domains × images × channels × height × width."""
+"""Make corrupted images once and keep them as uint8: domains × images × channels × height × width."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,7 +4,7 @@ from undrift.images import TensorDomain
 from undrift_bench import data
 from undrift_bench.bench.harness.networks import RESNET50
 from undrift_bench.bench.harness.request import Request
-from undrift_bench.bench.online.benchmark import Online
+from undrift_bench.bench.online.benchmark import OnlineBenchmark
 
 
 def clean(request: Request) -> TensorDomain:
@@ -12,7 +12,7 @@ def clean(request: Request) -> TensorDomain:
     return data.imagenet(request.data, seed=0).hold("cpu")
 
 
-benchmark = Online(
+benchmark = OnlineBenchmark(
     "online-imagenet",
     "ImageNet-C, severity 5, online",
     "imagenet",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from undrift_bench.bench.harness import figure, published
-from undrift_bench.bench.harness.cell import Cell, Row, seeds_of
+from undrift_bench.bench.harness.cell import Cell, MethodRow, seeds_of
 from undrift_bench.bench.harness.networks import SourceNetwork
 from undrift_bench.bench.harness.notes import row_lines
 from undrift_bench.bench.harness.request import Request
@@ -26,11 +26,11 @@ from undrift_bench.bench.harness.table import (
     spread,
 )
 from undrift_bench.bench.harness.table import markdown as table
-from undrift_bench.bench.harness.times import how_timed
-from undrift_bench.bench.online.settings import Setting
+from undrift_bench.bench.harness.timed import how_timed
+from undrift_bench.bench.online.settings import StreamSetting
 
 if TYPE_CHECKING:
-    from undrift_bench.bench.online.benchmark import Online
+    from undrift_bench.bench.online.benchmark import OnlineBenchmark
 
 COLUMNS = (
     field("error %", "error", 100),
@@ -51,21 +51,21 @@ HOW = (
 )
 
 
-class Part:
+class StreamTable:
     """One table: a network in a setting, a line a row."""
 
     def __init__(
-        self, bench: "Online", store: Store, request: Request, network: SourceNetwork, setting: Setting
+        self, bench: "OnlineBenchmark", store: Store, request: Request, network: SourceNetwork, setting: StreamSetting
     ) -> None:
         self.bench, self.store, self.request, self.network, self.setting = bench, store, request, network, setting
 
-    def cells(self, row: Row) -> list[Cell]:
-        """Return the cells of a line, one a seed."""
+    def cells(self, row: MethodRow) -> list[Cell]:
+        """Return the cells of a line, one per seed."""
         images = self.bench.count(self.setting, self.request)
         place = (self.bench.name, self.network.name, self.setting.name, row)
         return [Cell(*place, seed, images, self.request.precision) for seed in seeds_of(row, self.request.seeds)]
 
-    def records(self, row: Row) -> list[Record]:
+    def records(self, row: MethodRow) -> list[Record]:
         """Return what is finished of a line."""
         return self.store.all(self.cells(row))
 
@@ -82,18 +82,18 @@ class Part:
                 found |= {row.name: messages[0]} if messages else {}
         return found
 
-    def said(self, row: Row) -> tuple[published.Published, ...]:
+    def said(self, row: MethodRow) -> tuple[published.Published, ...]:
         """Return what was published of a line: continual streams of methods as their authors run them."""
         if row.control or not self.network.published or self.setting.name != "continual":
             return ()
         return published.online(self.bench.name, row.name)
 
 
-def markdown(bench: "Online", store: Store, request: Request) -> str:
+def markdown(bench: "OnlineBenchmark", store: Store, request: Request) -> str:
     """Return all tables: each network in its settings, and by corruption."""
     text = [f"# {bench.title}\n"]
     for network in bench.networks:
-        parts = [Part(bench, store, request, network, setting) for setting in bench.settings]
+        parts = [StreamTable(bench, store, request, network, setting) for setting in bench.settings]
         main, others = parts[0], [part for part in parts[1:] if part.all() or part.failures()]
         text += _part(main)
         if others:
@@ -105,13 +105,13 @@ def markdown(bench: "Online", store: Store, request: Request) -> str:
     return "\n".join(text)
 
 
-def figures(bench: "Online", store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
+def figures(bench: "OnlineBenchmark", store: Store, request: Request) -> dict[str, Callable[[Path], int]]:
     """Return what draws each figure for which there are numbers."""
     drawn: dict[str, Callable[[Path], int]] = {}
     for network in bench.networks:
         sizes: dict[str, dict[float, float]] = {}
         for setting in bench.settings:
-            part = Part(bench, store, request, network, setting)
+            part = StreamTable(bench, store, request, network, setting)
             marks = [_mark(part, row) for row in bench.rows if part.records(row)]
             if not marks:
                 continue
@@ -125,12 +125,12 @@ def figures(bench: "Online", store: Store, request: Request) -> dict[str, Callab
         sizes = {name: points for name, points in sizes.items() if len(points) > 1}  # one alone is in the tables
         if sizes:
             title = f"{bench.title}, {network.title}: error against the size of a batch"
-            axes = ("images a batch", "error %")
+            axes = ("images per batch", "error %")
             drawn[f"-{network.name}-batch"] = partial(figure.lines, title=title, curves=sizes, axes=axes)
     return drawn
 
 
-def _part(part: Part) -> list[str]:
+def _part(part: StreamTable) -> list[str]:
     header = ["method", "published %", *(column.title for column in COLUMNS), "seeds"]
     failures = part.failures()
     rows: list[list[str]] = []
@@ -174,7 +174,7 @@ def resets(records: Mapping[str, Sequence[Record]]) -> list[str]:
     ]
 
 
-def _by_corruption(part: Part) -> str:
+def _by_corruption(part: StreamTable) -> str:
     corruptions = part.bench.corruptions
     rows = []
     for row in part.bench.rows:
@@ -189,7 +189,7 @@ def _by_corruption(part: Part) -> str:
     return table(["method", *(name.replace("_", " ") for name in corruptions)], rows)
 
 
-def _by_setting(parts: Sequence[Part]) -> str:
+def _by_setting(parts: Sequence[StreamTable]) -> str:
     rows = []
     for row in parts[0].bench.rows:
         found = [[100 * record["error"] for record in part.records(row)] for part in parts]
@@ -197,7 +197,7 @@ def _by_setting(parts: Sequence[Part]) -> str:
     return table(["method", *(part.setting.name for part in parts)], rows)
 
 
-def _notes(bench: "Online") -> str:
+def _notes(bench: "OnlineBenchmark") -> str:
     sources: dict[str, list[str]] = {}
     for row in bench.rows:
         for place, said in enumerate(() if row.control else published.online(bench.name, row.name)):
@@ -213,11 +213,11 @@ def _notes(bench: "Online") -> str:
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 
-def _settings(row: Row) -> str:
+def _settings(row: MethodRow) -> str:
     return f"`{row.method}`, " + ", ".join(f"{name} {value}" for name, value in row.settings.items())
 
 
-def _name(row: Row) -> str:
+def _name(row: MethodRow) -> str:
     return f"*{row.label}*" if row.control else row.label
 
 
@@ -225,8 +225,8 @@ def _of_domain(records: Sequence[Record], name: str) -> float:
     return 100 * statistics.fmean(record["domains"][name]["error"] for record in records)
 
 
-def _mark(part: Part, row: Row) -> figure.Mark:
+def _mark(part: StreamTable, row: MethodRow) -> figure.BarMark:
     records, said = part.records(row), part.said(row)
     domains = {name: _of_domain(records, name) for name in part.bench.corruptions}
     errors = [100 * record["error"] for record in records]
-    return figure.Mark(row.label, errors, said[0].value if said else None, row.control, domains)
+    return figure.BarMark(row.label, errors, said[0].value if said else None, row.control, domains)

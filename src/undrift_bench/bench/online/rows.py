@@ -1,4 +1,4 @@
-"""The lines of the online tables, and the values that each method runs with on each data set.
+"""The rows of the online tables, and the values of each method on each data set.
 
 Authors' values are the methods' own. Where authors give others for a data set, `undrift.methods` has a variant of that
 name ("eata:cifar100"), which is taken where it exists.
@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from undrift._errors import OptionError
-from undrift_bench.bench.harness.cell import Row
-from undrift_bench.bench.offline.rows import NO_NOISE
+from undrift_bench.bench.harness.cell import NO_NOISE, MethodRow
 
 # The paper's rates of VMP, which are also those of the matched control.
 VMP_RATES: dict[str, dict[str, Any]] = {
@@ -24,7 +23,7 @@ ROIDS = (
     "little of how sure it is."
 )
 
-# What readers have to know of a row's values; see docs/benchmarks.md.
+# What readers have to know of a row's values; see docs/explanation/how-numbers-are-made.md.
 NOTES = {
     "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error); the "
     "search on development images takes the same (benchmarks/rates.py).",
@@ -43,7 +42,7 @@ NOTES = {
 }
 
 
-def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]:
+def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[MethodRow]:
     """Return the rows for a data set ("cifar10", "cifar100", "imagenet"), in the table's order.
 
     Args:
@@ -51,16 +50,16 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
     """
     rate = VMP_RATES[data]
 
-    def own(name: str, cost: float = 1.0, **how: Any) -> Row:
-        return Row(name, variant(name, data, get), cost=cost, note=NOTES.get(name, ""), **how)
+    def own(name: str, cost: float = 1.0, **how: Any) -> MethodRow:
+        return MethodRow(name, variant(name, data, get), cost=cost, note=NOTES.get(name, ""), **how)
 
-    def control(name: str, title: str, method: str, why: str, cost: float, **changes: Any) -> Row:
-        return Row(name, method, rate | changes, control=True, cost=cost, why=why, title=title)
+    def control(name: str, title: str, method: str, why: str, cost: float, **changes: Any) -> MethodRow:
+        return MethodRow(name, method, rate | changes, control=True, cost=cost, why=why, title=title)
 
-    def doubled(name: str, why: str, cost: float) -> Row:
+    def doubled(name: str, why: str, cost: float) -> MethodRow:
         title, twice = f"{name}, consistency 2", {"consistency": 2.0}
         how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": title}
-        return Row(f"{name}-consistency-2", variant(name, data, get), twice, **how)
+        return MethodRow(f"{name}-consistency-2", variant(name, data, get), twice, **how)
 
     return [
         own("source", 0.4),
@@ -68,8 +67,8 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Row]
         own("tent"),
         own("eata"),
         own("roid", 3.0),
-        Row("vmp:paper", "vmp:paper", rate, cost=5.0),
-        Row("vmp:released", "vmp:released", rate, cost=3.0),
+        MethodRow("vmp:paper", "vmp:paper", rate, cost=5.0),
+        MethodRow("vmp:released", "vmp:released", rate, cost=3.0),
         own("vmp-roid", 4.0),
         control("tent-matched-lr", "tent, VMP's rate", "tent", "is it only the learning rate?", 1.0),
         control("vmp-sigma-0", "vmp, σ = 0", "vmp:paper", "is it the noise?", 5.0, **NO_NOISE),

@@ -1,4 +1,4 @@
-"""The ways in which a stream of corrupted images can come: which images, in which order, in which batches."""
+"""The kinds of stream: which corrupted images, in which order, in which batches."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ UP_AND_DOWN = (1, 2, 3, 4, 5, 4, 3, 2, 1)
 
 
 @dataclass(frozen=True)
-class Setting:
+class StreamSetting:
     """One way of streaming.
 
     Attributes:
@@ -26,7 +26,7 @@ class Setting:
         images: of each domain and severity, at most; None takes the benchmark's number.
         batch: None takes the benchmark's.
         episodic: every batch starts from the source network.
-        gather: images that a step waits for; None makes a step a batch.
+        gather: images that a step waits for; None makes one step per batch.
         balanced: these are a memory with as many of each predicted class.
     """
 
@@ -50,10 +50,10 @@ class Setting:
         return [(name, severity) for name in corruptions for severity in sorted(set(self.severities))]
 
 
-CONTINUAL = Setting("continual", "one corruption after another, never reset")
+CONTINUAL = StreamSetting("continual", "one corruption after another, never reset")
 BATCHES = (1, 4, 16, 64, 200)
 # With ten classes four batches each.
-RUNS = Setting(
+RUNS = StreamSetting(
     "classes-2000",
     "one class after another, 2,000 images in batches of 50",
     "class by class",
@@ -62,12 +62,12 @@ RUNS = Setting(
 )
 SETTINGS = (
     CONTINUAL,
-    Setting("episodic", "reset before every batch", episodic=True),
-    Setting("gradual", "severity 1→5→1, 2,000 images a step", severities=UP_AND_DOWN, images=2000),
-    Setting("mixed", "all corruptions shuffled together", "mixed"),
-    Setting("classes", "one class after another in each corruption", "class by class"),
-    *(Setting(f"batch-{size}", f"batches of {size}, 1,000 images", images=1000, batch=size) for size in BATCHES),
-    Setting("gather-64", "one image at a time, steps on 64, 1,000 images", images=1000, batch=1, gather=64),
+    StreamSetting("episodic", "reset before every batch", episodic=True),
+    StreamSetting("gradual", "severity 1→5→1, 2,000 images a step", severities=UP_AND_DOWN, images=2000),
+    StreamSetting("mixed", "all corruptions shuffled together", "mixed"),
+    StreamSetting("classes", "one class after another in each corruption", "class by class"),
+    *(StreamSetting(f"batch-{size}", f"batches of {size}, 1,000 images", images=1000, batch=size) for size in BATCHES),
+    StreamSetting("gather-64", "one image at a time, steps on 64, 1,000 images", images=1000, batch=1, gather=64),
     RUNS,
     replace(
         RUNS,
@@ -80,11 +80,11 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class StreamPlan:
     """A stream laid out before it runs.
 
     Attributes:
-        kind: for each image of the stream, its place among `Setting.kinds`.
+        kind: for each image of the stream, its place among `StreamSetting.kinds`.
         image: its place in the data set.
         domain: the number of its corruption.
         batches: begin and end of each batch.
@@ -96,7 +96,9 @@ class Plan:
     batches: list[tuple[int, int]]
 
 
-def plan(setting: Setting, corruptions: Sequence[str], labels: Tensor, count: int, batch: int, seed: int) -> Plan:
+def plan(
+    setting: StreamSetting, corruptions: Sequence[str], labels: Tensor, count: int, batch: int, seed: int
+) -> StreamPlan:
     """Return which image comes when.
 
     Seed 0 leaves the order of the files; another permutes the images of each corruption anew. Mixed domains are
@@ -124,4 +126,4 @@ def plan(setting: Setting, corruptions: Sequence[str], labels: Tensor, count: in
         for begin, end in itertools.pairwise(ends)
         for start in range(begin, end, batch)
     ]
-    return Plan(kind, image, domain, batches)
+    return StreamPlan(kind, image, domain, batches)

@@ -1,4 +1,4 @@
-"""One cell of an online benchmark: a fresh copy of the network follows the stream, and is asked about clean images."""
+"""Run one online cell: a fresh copy of the network follows the stream, then answers clean images."""
 
 import copy
 import gc
@@ -20,15 +20,15 @@ from undrift.options import answering_draws
 from undrift.packs.fingerprint import fingerprint
 from undrift.system.progress import Bar
 from undrift_bench.bench.harness.cell import Cell
-from undrift_bench.bench.harness.measure import Clock, Memory, Scoring, learnables, means
+from undrift_bench.bench.harness.measure import Clock, PeakMemory, Scoring, learnables, means
 from undrift_bench.bench.harness.quickly import by_pass, quickly
 from undrift_bench.bench.harness.request import CannotRun, Request
 from undrift_bench.bench.harness.tiny_parts import TinyParts
 from undrift_bench.bench.online.corrupted import Corrupted
-from undrift_bench.bench.online.settings import Plan, Setting, plan
+from undrift_bench.bench.online.settings import StreamPlan, StreamSetting, plan
 
 if TYPE_CHECKING:
-    from undrift_bench.bench.online.benchmark import Online
+    from undrift_bench.bench.online.benchmark import OnlineBenchmark
 
 SHOWN_EVERY = 25  # batches; each look at the running error waits for the device
 SOURCE_SETTINGS = ("source", "source_images")  # how a method asks for source images
@@ -44,7 +44,7 @@ SOURCE_IMAGES = 2000  # as many as EATA's authors take
 class Streaming:
     """Runs the cells of one benchmark; networks, clean and corrupted images are loaded when first needed."""
 
-    def __init__(self, benchmark: "Online", request: Request) -> None:
+    def __init__(self, benchmark: "OnlineBenchmark", request: Request) -> None:
         self.benchmark, self.request, self.device = benchmark, request, request.place
         self._networks: dict[str, nn.Module] = {}
 
@@ -78,7 +78,7 @@ class Streaming:
         feed = self.feed(cell, setting)
         begun = time.monotonic()  # images and networks are loaded once, for all cells
         gc.collect()  # hooks make circles: the last cell's network must not be freed in the middle of this one's count
-        memory = Memory(self.device)
+        memory = PeakMemory(self.device)
         scoring, clock = Scoring(), Clock(self.device, len(feed.plan.batches))
         with quickly(self.device, self.request.fast):
             stream = self.begin(cell, feed, settings)
@@ -122,7 +122,7 @@ class Streaming:
         torch.manual_seed(cell.seed)
         return undrift.stream(net, feed, method=cell.row.method, **settings)
 
-    def feed(self, cell: Cell, setting: Setting) -> "Feed":
+    def feed(self, cell: Cell, setting: StreamSetting) -> "Feed":
         """Return what hands a cell's method its batches."""
         benchmark, labels = self.benchmark, self.clean.labels
         assert labels is not None
@@ -134,13 +134,13 @@ class Streaming:
         fast = self.request.fast
         return Feed(images, labels, laid_out, network.preprocess, self.device, fast, size, setting.gather or size)
 
-    def given(self, cell: Cell, setting: Setting) -> dict[str, Any]:
+    def given(self, cell: Cell, setting: StreamSetting) -> dict[str, Any]:
         """Return all that a cell's method is given beside the network and the images."""
         ways = {"episodic": setting.episodic or None, "gather": setting.gather, "balanced": setting.balanced or None}
         given = {name: value for name, value in ways.items() if value is not None}
         return {**cell.row.settings, **self._needed(cell, setting), **given}
 
-    def _needed(self, cell: Cell, setting: Setting) -> dict[str, Any]:
+    def _needed(self, cell: Cell, setting: StreamSetting) -> dict[str, Any]:
         """Return what a method asks for: preprocessing, the batch, trained parts, or clean images without labels."""
         try:
             known = undrift.methods.get(cell.row.method, "stream").settings()
@@ -196,7 +196,7 @@ class Feed:
         self,
         images: Tensor,
         labels: Tensor,
-        laid_out: Plan,
+        laid_out: StreamPlan,
         preprocess: Preprocess,
         device: torch.device,
         fast: bool,

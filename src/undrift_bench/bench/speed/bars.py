@@ -1,7 +1,7 @@
-"""The bars of `undrift bench speed`: what is divided by what, the floor under it, and what it should be.
+"""The bars of `undrift bench speed`: which ratios, their floors, and their limits.
 
-A memory bar speaks of the steps whose time it stands beside. Without CUDA graphs that is the peak of what tensors take;
-with them it is what is reserved, as a graph's own pool is in no tensor (undrift_bench.bench.speed.memory).
+A memory bar belongs to the same steps as the time above it. Without CUDA graphs it counts the peak of allocated memory;
+with them the reserved memory, which includes a graph's pool (undrift_bench.bench.speed.memory).
 """
 
 from collections.abc import Callable

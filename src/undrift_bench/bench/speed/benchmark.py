@@ -1,4 +1,4 @@
-"""`speed`: what a Bayesian step costs beside Tent's, as ratios of one run on whatever machine it finds.
+"""`speed`: the cost of a Bayesian step over Tent's, as ratios within one run.
 
     undrift bench speed                          # all parts
     undrift bench speed --only steps,growth      # some of them
@@ -6,12 +6,12 @@
 Parts: steps (each rival, uncompiled and compiled), growth (time and memory over batch, image, width, samples and
 classes), launches (kernels and waits a step), kernels (their times by what they do), predict (ten draws, fast and the
 mean network over a noise-free pass), startup (import, `perturb` of a ResNet-50). Each step of *steps*, *launches* and
-*kernels* runs in a process of its own; all get ready side by side, which takes the compiler a minute or two, and are
-then measured one by one. Medians of 30 steps after a warm-up. What a step must cost at the least is counted
-(undrift_bench.bench.speed.floor) and stands beside each ratio.
+*kernels* has its own process. They compile side by side, which takes a minute or two, and are then measured one by one:
+medians of 30 steps after a warm-up. Beside each ratio is its floor, the least that a step must cost
+(undrift_bench.bench.speed.floor).
 
-Rows are written as they are measured: those of a part that was interrupted lie under "unfinished", beside what an
-earlier run found of all of it. *growth* goes on after them; other parts begin again, as their ratios are of one run.
+Rows are written as they are measured. Those of an interrupted part are kept under "unfinished", beside the complete
+result of an earlier run. *growth* continues there; other parts start again, as their ratios belong to one run.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The figure of `undrift bench speed`: a column of panels for each size, milliseconds above, memory below."""
+"""Draw the figure of `undrift bench speed`: one column per size, milliseconds above, memory below."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,7 @@
-"""What noise must cost at the least: bytes and operations, counted, and the time that a machine needs for them.
+"""Count the least bytes and operations that noise needs, and the time of a machine for them.
 
-The floor of a VMP step is Tent's time and that of the slower of the two: they can hide behind one another, not
-disappear. Bytes go at the machine's own copying speed. Of operations only those of ε and of what it is multiplied with
-count; all else is on one plane a group, or a handful a value.
+The floor of a VMP step is Tent's time plus the slower of the two, which may overlap each other. Bytes move at the
+machine's copying speed. Only operations that make ε and multiply it count; all others are few.
 """
 
 from typing import Any

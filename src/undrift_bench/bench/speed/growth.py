@@ -1,4 +1,4 @@
-"""Growth: a step's time and memory over batch, image, width, samples and classes, as a table."""
+"""Measure a step's time and memory over batch, image size, width, samples and classes."""
 
 from typing import Any
 

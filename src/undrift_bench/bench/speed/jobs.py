@@ -1,4 +1,4 @@
-"""Processes that measure: none sees another's memory or compiled code, and one that fails does not stop the others."""
+"""Measure in separate processes: no shared memory or compiled code, and one failure stops no other."""
 
 import json
 import os

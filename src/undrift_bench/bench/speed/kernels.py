@@ -1,4 +1,4 @@
-"""What one step asks of a GPU: launches and waits, and the time of its kernels by what they do."""
+"""Profile one step on a GPU: launches, waits, and kernel time by kind."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

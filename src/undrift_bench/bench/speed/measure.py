@@ -1,10 +1,10 @@
-"""What one process of `undrift bench speed` measures: a step, a list of steps over sizes, or predictions.
+"""Run one measuring process of `undrift bench speed`: a step, steps over sizes, or predictions.
 
     python -m undrift_bench.bench.speed.measure DEVICE JOB
 
-prints a line of JSON for each result. A single step has three turns, each of which begins when a line comes in: first
-cuDNN tries its algorithms, alone on the machine, for a network that was built beside others; then the step is built,
-compiled and warmed up, beside others; then it is measured, alone again.
+prints a line of JSON for each result. A single step has three phases, each started by a line of input: cuDNN tries its
+algorithms, alone on the machine; the step is built, compiled and warmed up, in parallel with others; the step is
+measured, alone again.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""The memory of a step: on a GPU the peaks of its allocator, on a CPU what autograd keeps for the backward pass.
+"""Measure the memory of a step: the allocator's peaks on a GPU, what autograd keeps on a CPU.
 
-A GPU's peaks are above what lay there before the network came, garbage collected and caches emptied, so that they do
-not depend on what the process did earlier. *Allocated* is what tensors take. A CUDA graph has a pool of its own, which
-is in no tensor between two replays: only what is *reserved*, pools and cached blocks too, shows it.
+A GPU's peaks are relative to the memory before the network, after garbage collection and with empty caches, so they do
+not depend on what the process did earlier. *Allocated* is what tensors take. A CUDA graph's pool belongs to no tensor
+between two replays and shows only in *reserved* memory, which includes pools and cached blocks.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""In which modes a step or a prediction is measured, and how these are called."""
+"""The modes in which steps and predictions are measured, and their names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

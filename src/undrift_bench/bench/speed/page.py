@@ -1,7 +1,7 @@
-"""The tables of docs/speed.md: VMP's step over Tent's beside each bar, and what the kernels of both spend.
+"""The tables of docs/explanation/speed.md: VMP's step over Tent's beside each bar, and kernel times.
 
-A ratio speaks of some modes of a step. "The fastest" of several is known once all of them were measured: one that
-failed might have been the fastest, so such a ratio is not measured either.
+A ratio is taken over some modes of a step. "The fastest" of several is known only if all were measured, so a failed
+mode leaves such a ratio unmeasured.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What predictions cost: ten draws, "fast" and the mean network, over one noise-free forward pass in the same mode.
+"""Time predictions: ten draws, "fast" and the mean network, over one noise-free pass in the same mode.
 
 `undrift bench speed --only predict` and benchmarks/predict.py, which has the predictions' quality too, both time them
 here.

@@ -1,7 +1,7 @@
-"""The tables of docs/uncertainty.md: how near `predict(mode="fast")` comes to ten draws, and what predictions cost.
+"""The tables of docs/explanation/uncertainty.md: quality of `predict(mode="fast")`, and times.
 
-They are made of what benchmarks/predict.py and benchmarks/predict_choice.py have written. Numbers of an earlier form of
-"fast" do not speak for the present one: a record names its form, and one of another form is not measured.
+They are made from the records of benchmarks/predict.py and benchmarks/predict_choice.py. A record names its form of
+"fast"; numbers of an earlier form count as not measured.
 """
 
 import statistics
@@ -152,7 +152,7 @@ def _way(title: str, limits: Sequence[Limit], values: Sequence[float | None]) ->
 
 
 def _delta(scores: Found, row: str) -> list[float]:
-    """Return NLL minus that of ten draws, a number a seed; none where the row is absent."""
+    """Return NLL minus that of ten draws, one number per seed; none where the row is absent."""
     if row not in scores or FULL not in scores:
         return []
     return [own - full for own, full in zip(scores[row]["nll"], scores[FULL]["nll"], strict=True)]

@@ -1,4 +1,4 @@
-"""The tables of `undrift bench speed`: ratios beside their floors and bars, milliseconds and memory."""
+"""The tables of `undrift bench speed`: ratios beside floors and bars, milliseconds and memory."""
 
 from collections.abc import Callable
 from typing import Any

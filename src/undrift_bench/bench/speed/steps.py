@@ -1,4 +1,4 @@
-"""One adaptation step of each rival, as a function of a batch, for `undrift bench speed`.
+"""Adaptation steps of all rivals as functions of a batch, for `undrift bench speed`.
 
 A step is forward, KL where there is one, backward, optimiser; one sample; batch statistics in norm layers.
 """
@@ -29,7 +29,7 @@ class Case:
 
     Attributes:
         network: a name of `NETWORKS`.
-        batch: images a step.
+        batch: images per step.
         side: height and width of an image.
         classes: outputs.
         width: widening of a WideResNet.
@@ -137,7 +137,7 @@ def make_loss(
 
 
 def vmp_network(net: nn.Module, **changes: Any) -> Perturbed:
-    """Return the network as these measurements perturb it: a variance a kernel everywhere, batch statistics."""
+    """Return the network as these measurements perturb it: a variance per kernel everywhere, batch statistics."""
     return perturb(net, linear_sharing="kernel", norm_statistics="batch", **changes)
 
 

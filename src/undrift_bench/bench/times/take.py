@@ -1,12 +1,12 @@
-"""The time a batch of finished cells, measured afterwards: alone on the machine, where cells had shared it.
+"""Measure the time per batch of finished cells afterwards, alone on the machine.
 
     undrift bench online-c10 --data FOLDER --wrn2810 FILE --fast --times
 
-A line of a table needs one: the first seed that is finished gets it, with a record of how it was timed.
+Each row of a table needs one time: its first finished seed gets it, with a record of how it was taken.
 """
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable
 
 from undrift._errors import OptionError
 from undrift.system.progress import Bar
@@ -15,9 +15,9 @@ from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.request import CannotRun, Request
 from undrift_bench.bench.harness.run import MARGIN, Benchmark, Outcome, Say, hearing, in_its_precision, write
 from undrift_bench.bench.harness.store import Record, Store
-from undrift_bench.bench.harness.timers import StepTimer, StreamTimer, Taken, Timer
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.online.streaming import Streaming
+from undrift_bench.bench.times.timers import StepTimer, StreamTimer, Taken, Timer
 
 
 def take_times(benchmark: Benchmark, request: Request, say: Say = print, quiet: bool = False) -> Outcome:
@@ -74,36 +74,6 @@ def lines(cells: Iterable[Cell], timer: Timer) -> list[list[Cell]]:
 def first_finished(cells: Iterable[Cell], store: Store) -> Cell | None:
     """Return the first finished cell of a line; with its seeds in order, that is the lowest of its first task."""
     return next((cell for cell in cells if store.finished(cell) is not None), None)
-
-
-def how_timed(records: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Return the lines under a table that say which times were measured afterwards, and how.
-
-    Args:
-        records: of each row, by the name that the table calls it.
-
-    Examples:
-        >>> timed = {"batches": 17, "hardware": "H", "torch": "2.8", "date": "2030-01-02"}
-        >>> how_timed({"tent": [{"milliseconds": 5.0, "timed": timed}], "eata": [{"milliseconds": None}]})
-        ['- Times were measured alone on H (torch 2.8, 2030-01-02), over 17 batches.']
-    """
-    rows: dict[str, list[str]] = {}
-    with_time = 0
-    for name, of_row in records.items():
-        timed = [record for record in of_row if record.get("milliseconds") is not None]
-        with_time += bool(timed)
-        for text in dict.fromkeys(_told(record["timed"]) for record in timed if "timed" in record):
-            rows.setdefault(text, []).append(name)
-    return [
-        f"- Times{'' if len(names) == with_time else ' of ' + ', '.join(names)} were measured alone on {text}."
-        for text, names in rows.items()
-    ]
-
-
-def _told(timed: Mapping[str, object]) -> str:
-    note = f"; {timed['note']}" if "note" in timed else ""
-    where = f"{timed['hardware']} (torch {timed['torch']}, {timed['date']})"
-    return f"{where}, over {timed['batches']} batch{'' if timed['batches'] == 1 else 'es'}{note}"
 
 
 def _has_time(record: Record | None, hardware: str) -> bool:

@@ -1,6 +1,6 @@
-"""What times one line of a table: the first batches of its stream, or the first steps of its adaptation.
+"""Time one row of a table: the first batches of its stream, or the first steps of its adaptation.
 
-No more is made or loaded than these need: one corruption and as many images, no scores, no clean images at the end.
+Only what these need is loaded: one corruption and enough images, no scores, no clean images at the end.
 """
 
 import gc
@@ -21,7 +21,7 @@ from undrift_bench.bench.harness.request import CannotRun
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.offline.sources import Sources, shot_network
 from undrift_bench.bench.offline.views import StopWatch
-from undrift_bench.bench.online.settings import Setting
+from undrift_bench.bench.online.settings import StreamSetting
 from undrift_bench.bench.online.streaming import Streaming
 from undrift_bench.zoo.gsfda import masked
 
@@ -30,7 +30,7 @@ BATCHES = 25  # the first third is a warm-up
 
 @dataclass(frozen=True)
 class Taken:
-    """The time a batch, how many batches it is the median of, and what a reader of it has to know."""
+    """The time per batch, how many batches it is the median of, and what a reader of it has to know."""
 
     milliseconds: float | None
     batches: int
@@ -44,7 +44,7 @@ class Timer(Protocol):
         """Return what the cells of one line of a table have in common."""
 
     def __call__(self, cell: Cell) -> Taken:
-        """Return the time a batch of a cell."""
+        """Return the time per batch of a cell."""
 
 
 class StreamTimer:
@@ -83,7 +83,7 @@ class StreamTimer:
                 clock(lambda: next(stream))
         return Taken(clock.milliseconds, clock.count)
 
-    def _setting(self, cell: Cell) -> Setting:
+    def _setting(self, cell: Cell) -> StreamSetting:
         """Return the cell's setting, with its first severity alone and batches as large as the cell's."""
         benchmark = self.streaming.benchmark
         found = next(s for s in benchmark.settings if s.name == cell.setting)

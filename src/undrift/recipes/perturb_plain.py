@@ -1,0 +1,72 @@
+"""Put a method's scheme on a plain network."""
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from undrift._errors import UndriftError, UndriftWarning
+from undrift.options import Options
+from undrift.perturb import perturb
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolved
+
+if TYPE_CHECKING:
+    from undrift.images.preprocess import Preprocess
+
+
+def perturb_plain(
+    net: nn.Module,
+    options: Options,
+    generator: torch.Generator | None = None,
+    preprocess: "Preprocess | None" = None,
+    classes: Sequence[str] | None = None,
+) -> Perturbed:
+    """Perturb a plain network by a scheme; roles such as "@classifier" become names in this network."""
+    if isinstance(net, Perturbed):
+        raise UndriftError(
+            "the network is perturbed already, and a method puts its own scheme on a plain one. Give the network "
+            "itself: model.remove(), or leave method= out and give a likelihood."
+        )
+    # Not a module: perturb says what is wrong.
+    chosen = resolved(net, options) if hasattr(net, "named_modules") else options
+    model = perturb(net, chosen, generator=generator, preprocess=preprocess, classes=classes)
+    try:
+        for said in (_guessed(net, options), _inert(model)):
+            if said is not None:
+                warnings.warn(said, UndriftWarning, stacklevel=3)
+    except BaseException:  # warnings may be errors
+        model.remove()
+        raise
+    return model
+
+
+def _guessed(net: nn.Module, options: Options) -> str | None:
+    """Return a warning if a method needs the classifier and we had to guess it, else None."""
+    asking = [o for o in ("frozen", "train", "fast") if "@classifier" in getattr(options, o)]
+    name, sure = find_classifier(net)
+    if not asking or sure:
+        return None
+    found = "none was found" if name is None else f"{name!r} was taken, the last one registered"
+    return (
+        f"which layer of {type(net).__name__} is its classifier cannot be told for sure: {found}. The method needs it "
+        f"(option {asking[0]}). If it is another, name it: {asking[0]}=…, or call the module {CLASSIFIER_NAMES[0]!r}."
+    )
+
+
+def _inert(model: Perturbed) -> str | None:
+    """Return a warning if a scheme changes norm layers only and the network has none that can change, else None."""
+    options = model.options
+    parts = {"statistics": options.norm_statistics != "source", "scale and shift": options.norm_affine}
+    asked = [name for name, on in parts.items() if on]
+    moving = any(policy.statistics not in (None, "source") for policy in model.norms)
+    if not asked or options.layers or options.train or moving or any(p.requires_grad for p in model.parameters()):
+        return None
+    has = "no norm layer" if not model.norms else "no norm layer that has them"
+    return (
+        f"{type(model.net).__name__} has {has}; this method changes the {' and the '.join(asked)} of norm layers and "
+        "nothing else, so every answer will be the source network's. Choose a method that changes weights or perturbs "
+        "them, such as vmp or tent-ft (undrift.methods.table())."
+    )

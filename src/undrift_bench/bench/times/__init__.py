@@ -1,0 +1,1 @@
+"""Measure the time per batch of finished cells."""
