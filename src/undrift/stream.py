@@ -18,8 +18,8 @@ from undrift.loop.captured import check_recordable
 from undrift.loop.gather import Gather, between_steps, check_gather
 from undrift.loop.guard import Guard
 from undrift.loop.named_method import given_back, named
-from undrift.loop.online import Online
-from undrift.loop.optimise import make_optimiser
+from undrift.loop.online import OnlineSteps
+from undrift.loop.optimise import make_optimiser, own_parameters
 from undrift.loop.streaming import Stream
 from undrift.options import Answer, _suggest
 from undrift.posterior.perturbed import Perturbed
@@ -151,10 +151,9 @@ def stream(
         if isinstance(asked, Watching):
             # First of all: a likelihood may make parameters of its own once it sees the network.
             watched.enter_context(asked.watch(model))
-        own = asked.parameters() if isinstance(asked, nn.Module) else ()
-        optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own)
+        optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own_parameters(asked))
         total = length_hint(batches) or None
-        online = Online(model, asked, optimiser, Guard() if guard else None, keepers, captured)
+        online = OnlineSteps(model, asked, optimiser, Guard() if guard else None, keepers, captured)
         bar = Bar("stream", total) if progress else None
         going = Stream(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all())
         if begun is not None:

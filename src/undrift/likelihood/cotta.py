@@ -11,7 +11,7 @@ from undrift._errors import OptionError
 from undrift._types import Step, named_learnables, named_sources
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
-from undrift.loop.optimise import weights_moved
+from undrift.posterior.autocast import weights_moved
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step

@@ -20,7 +20,7 @@ OLDEST = 16  # times as many images as a memory has room for: what came before i
 
 
 @dataclass(frozen=True)
-class Memory:
+class BalancedMemory:
     """Images of one size: at most `room` of them, the newest of each class, and of no class many more than of another.
 
     Nothing in it changes: what a batch adds to it is another memory, which is kept once the batch was answered.
@@ -53,7 +53,7 @@ class Memory:
         """
         return self.due(0) and 2 * max(Counter(self.classes).values()) <= len(self.classes)
 
-    def added(self, images: Tensor, classes: Tensor) -> "Memory":
+    def added(self, images: Tensor, classes: Tensor) -> "BalancedMemory":
         """Return it with images that were answered; one without an answer (−1) is nothing to learn from."""
         found = classes.tolist()
         known = [place for place, its in enumerate(found) if its >= 0]
@@ -70,7 +70,7 @@ class Memory:
         if images.ndim == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
             held = held.contiguous(memory_format=torch.channels_last)
         chosen = tuple(classes_[p] for p in kept), tuple(came[p] for p in kept)
-        return Memory(self.room, held, *chosen, count, self.new + len(known))
+        return BalancedMemory(self.room, held, *chosen, count, self.new + len(known))
 
 
 def _balanced(classes: Sequence[int], came: Sequence[int], room: int, since: int) -> list[int]:
@@ -102,19 +102,19 @@ class BalancedGather:
 
     def __init__(self, least: int) -> None:
         self.least = least
-        self.memories: dict[tuple[Any, ...], Memory] = {}
+        self.memories: dict[tuple[Any, ...], BalancedMemory] = {}
 
-    def of(self, images: Tensor) -> Memory:
+    def of(self, images: Tensor) -> BalancedMemory:
         """Return the memory of images like these."""
-        return self.memories.get(_kind(images)) or Memory(self.least)
+        return self.memories.get(_kind(images)) or BalancedMemory(self.least)
 
-    def put(self, images: Tensor, memory: Memory) -> None:
+    def put(self, images: Tensor, memory: BalancedMemory) -> None:
         """Keep a memory of images like these; where many sizes come, the oldest makes room."""
         kind = _kind(images)
         others = [(k, m) for k, m in self.memories.items() if k != kind]
         self.memories = dict([*others[-(SIZES - 1) :], (kind, memory)])
 
-    def learned(self, images: Tensor, memory: Memory) -> None:
+    def learned(self, images: Tensor, memory: BalancedMemory) -> None:
         """Keep the memory that a step was made on, and wait for other images."""
         self.put(images, replace(memory, new=0))
 
@@ -135,7 +135,7 @@ class BalancedGather:
         """Go on with the images that waited when a stream was stopped."""
         self.memories = {}
         for kept in state["memories"]:
-            memory = Memory(self.least, **(dict(kept) | {"images": kept["images"].to(device, copy=True)}))
+            memory = BalancedMemory(self.least, **(dict(kept) | {"images": kept["images"].to(device, copy=True)}))
             assert memory.images is not None
             self.put(memory.images, memory)
 

@@ -21,13 +21,13 @@ from undrift._types import Answering, Deploying, Following, Keeper, Watching
 from undrift.likelihood.wrap import OfLogits
 from undrift.loop.cuda_graph import Captured, reason
 from undrift.loop.gradient import Found, Gradient
-from undrift.loop.optimise import weights_moved
+from undrift.posterior.autocast import weights_moved
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it
 Standing = tuple[dict[str, Tensor | None], str, Tensor | None]  # and the tensor that is there
-Computed = tuple[Tensor, Tensor, Tensor | None, list[Tensor | None]]
+Computed = tuple[Found, list[Tensor | None]]
 
 
 class CapturedGradient(Gradient):
@@ -38,17 +38,24 @@ class CapturedGradient(Gradient):
     """
 
     def __init__(self, plain: Gradient) -> None:
-        super().__init__(plain.model, plain.likelihood, plain.learnables, plain.keepers)
+        super().__init__(plain.model, plain.likelihood, plain.learnables, plain.keepers, plain.answers, plain.more)
         self.plain = plain
         self._candidates: dict[object, Captured[Computed]] = {}  # by kind; the first with a graph stays alone
         self._recorded: _Recorded | None = None
         self._before: list[Tensor] = []
         self._copies: list[Tensor] = []
 
-    def __call__(self, images: Tensor, size: int | Tensor, second: bool = False) -> Found:
-        """Leave the gradient in the parameters and return what was found (see `Gradient`)."""
-        if second or not on_gpu(images):
-            return self.plain(images, size, second)
+    def __call__(
+        self,
+        images: Tensor,
+        size: int | Tensor,
+        places: Tensor | None = None,
+        progress: float = 0.0,
+        climbed: bool = False,
+    ) -> Found:
+        """Leave the gradient on the learnables, and return what was found (see `Gradient`)."""
+        if places is not None or climbed or not on_gpu(images):
+            return self.plain(images, size, places, progress, climbed)
         kind = images.shape, images.dtype, images.device
         if self._recorded is not None and not self._recorded.fits():
             self.forget()
@@ -62,7 +69,7 @@ class CapturedGradient(Gradient):
         assert isinstance(captured.step, _Computation)
         captured.step.size.fill_(size)  # by a kernel: a number that is copied from the host is waited for
         before = [] if captured.recorded else _standing(self.model)
-        probs, entropy, numbers, grads = _run(captured, images)
+        found, grads = _run(captured, images)
         for parameter, grad in zip(self.learnables, grads, strict=True):
             parameter.grad = grad
         if captured.recorded and self._recorded is None:
@@ -71,7 +78,10 @@ class CapturedGradient(Gradient):
             self._recorded = _Recorded(self.model, self.learnables)
         if self._recorded is not None:
             self._recorded.moved()
-        return probs.clone(), entropy.clone(), numbers
+        # The next replay writes over the answer; the numbers are read before.
+        return (
+            found if found.answer is None else found._replace(answer=(found.answer[0].clone(), found.answer[1].clone()))
+        )
 
     def _refuse_replaced(self, before: Sequence[Standing]) -> None:
         """Raise where the forward pass gave a module another tensor: each replay would begin with the recorded one."""
@@ -112,11 +122,10 @@ class _Computation:
         self.size = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, images: Tensor) -> Computed:
-        for parameter in self.gradient.learnables:
-            parameter.grad = None  # made by the backward pass: in a recording, in the graph's own memory
+        # The gradient lets go of those that lie about: the backward pass makes new ones, in the graph's own memory.
         found = self.gradient(images, self.size)
         weights_moved()  # casts that were made in a recording are the graph's own
-        return *found, [parameter.grad for parameter in self.gradient.learnables]
+        return found, [parameter.grad for parameter in self.gradient.learnables]
 
 
 class _Recorded:

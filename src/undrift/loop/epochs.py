@@ -9,12 +9,14 @@ from torch import Tensor
 
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._types import Keeper, Likelihood, Refreshing
-from undrift.answer.forward import finite_rows
+from undrift.answer.forward import finite_rows, forward
 from undrift.judge.history import History, Row
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
 from undrift.loop import checkpoint, resume
 from undrift.loop.indexed_loader import Pass
-from undrift.loop.step import Mark, Stepper
+from undrift.loop.optimise import Schedule, optimiser_over_epochs
+from undrift.loop.spread import spread_of_logits
+from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.unlabelled import Unlabelled
 from undrift.options import Statistics
 from undrift.posterior.batch import device_of, to_device
@@ -46,7 +48,9 @@ class Run:
     ) -> None:
         self.model, self.data, self.looked_at, self.likelihood = model, data, looked_at, likelihood
         self.epochs, self.keep_best, self.path, self.every, self.mark = epochs, keep_best, path, every, mark
-        self.stepper = Stepper(model, likelihood, data.size, epochs * data.steps, keepers)
+        optimiser = optimiser_over_epochs(model, likelihood)
+        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=False, more=spread_of_logits)
+        self.schedule = Schedule(optimiser, model.options.adapt_schedule == "shot", epochs * data.steps)
         self.randomness = Randomness(device_of(model), data.generators)
         self.identity: dict[str, Any] = {}
         # Where we are: whole epochs, batches of the one under way, and where its order came from (None before it).
@@ -140,35 +144,51 @@ class Run:
 
     def _step(self, batches: Pass, bar: Bar) -> bool:
         """Make one step, all of it or nothing; return whether there was a batch left."""
-        before, mark = self.steps_done, Mark(self.model, self.randomness)
+        before, mark, random = self.steps_done, self.stepper.mark(), self.randomness.state()
+        shown: dict[str, float] = {}
         try:
             batch = next(batches, None)
             if batch is None:
                 self.over = True
                 return False
-            lone = len(batch[1]) == 1 and self._looks_at_batches("batch", *MOVING)
-            numbers = None if lone or not len(batch[1]) else self.stepper.gradients(*batch, before)
-            if numbers is None:
-                mark.undo_model()
-            with uninterrupted():
-                if numbers:
-                    lr = self.stepper.apply(before + 1)
-                    self.rows.append(Row(self.epoch + 1, before + 1, lr=lr, **numbers))
-                elif numbers is not None:
-                    self.idle_steps, self.idle_epoch = self.idle_steps + 1, self.epoch + 1
-                elif lone:
-                    self.lone_batches += 1
-                elif len(batch[1]):
-                    self.bad_steps += 1
+            places, images = batch
+            if len(images) == 0:
                 self.done += 1
+            elif len(images) == 1 and self._looks_at_batches("batch", *MOVING):
+                with uninterrupted():
+                    self.lone_batches += 1
+                    self.done += 1
+            else:
+                shown = self._take(places, images, before, mark)
         except BaseException:
             if self.steps_done == before:
                 self.over = False
                 mark.undo()
+                self.randomness.put(random)
             raise
-        shown = {k: numbers[k] for k in ("loss", "kl", "entropy", "balance")} if numbers else {}
         bar.advance(epoch=f"{self.epoch + 1}/{self.epochs}", **shown)
         return True
+
+    def _take(self, places: Tensor, images: Tensor, before: int, mark: StepMark) -> dict[str, float]:
+        """Make the step on a batch of several images, count it, and return the numbers to show."""
+        lr = self.model.options.adapt_lr * self.schedule.set(before + 1)
+        shown: dict[str, float] = {}
+
+        def count(step: StepResult) -> None:
+            if step.why_not is None and step.numbers is not None:
+                likelihood, kl, _, entropy, balance = step.numbers
+                loss = likelihood + kl
+                self.rows.append(Row(self.epoch + 1, before + 1, loss, likelihood, kl, entropy, balance, lr))
+                shown.update(loss=loss, kl=kl, entropy=entropy, balance=balance)
+            elif step.why_not == NOTHING_ASKED:
+                self.idle_steps, self.idle_epoch = self.idle_steps + 1, self.epoch + 1
+            else:
+                self.bad_steps += 1
+            self.done += 1
+
+        progress = before / self.schedule.total
+        self.stepper.step(images, self.data.size, mark, count, places=places, progress=progress)
+        return shown
 
     def _begin_epoch(self) -> None:
         fresh = resume.pack(self) if self.path is not None and self.epoch == 0 else None
@@ -189,7 +209,7 @@ class Run:
         if self.keep_best or epoch >= self.epochs - 1:
             with one_pass(self.model):
                 self.model.key.step.zero_()  # the same noise in each survey: else it, too, would change answers
-                now, answers = self._survey(self.stepper.forward)
+                now, answers = self._survey(lambda images: forward(self.model, images))
             if self.looked_at.aligned:
                 known = epoch - 1 in self.surveys and epoch > 1
                 stability = same_answers(answers, self.answers["last"]) if known else None

@@ -1,4 +1,4 @@
-"""One step of a stream: the whole step or none of it, and back to the start when the state is no longer sound."""
+"""Make a stream's steps, and put its start state back where the network is no longer sound."""
 
 import copy
 import math
@@ -10,23 +10,19 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from undrift._errors import PerturbationMismatch
-from undrift._types import Following, Keeper, Likelihood
-from undrift.loop.captured import CapturedGradient
-from undrift.loop.gradient import Gradient
+from undrift._types import Keeper, Likelihood
 from undrift.loop.guard import Guard
-from undrift.loop.optimise import climbed, learnables, weights_moved
 from undrift.loop.resume import shown
+from undrift.loop.step import Stepper, StepResult
 from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
+from undrift.posterior.autocast import weights_moved
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import fill_likelihood, filled_in, likelihood_state, moving_by, restore, snapshot
-from undrift.system.interrupts import uninterrupted
-
-NOTHING_ASKED = "nothing asked of it"
+from undrift.posterior.state import fill_likelihood, likelihood_state, moving_by, restore, snapshot
 
 
-class Online:
+class OnlineSteps:
     """Takes a network down its objective (paper eq. 3), one batch at a time; it is in eval mode meanwhile.
 
     Attributes:
@@ -45,16 +41,11 @@ class Online:
         captured: bool = False,
     ) -> None:
         self.model, self.likelihood, self.optimiser, self.guard = model, likelihood, optimiser, guard
-        self.keepers = tuple(keepers)
+        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=True, captured=captured)
+        self.keepers = self.stepper.keepers
         self.seen = 0
         self.report = StreamReport()
         self.latest: dict[str, float] = dict.fromkeys(("loss", "likelihood", "kl"), math.nan)
-        for keeper in self.keepers:
-            keeper.start(model)
-        # A keeper may take parts of the network out of what is trained.
-        self._learnables = [p for p in learnables(optimiser) if p.requires_grad]
-        plain = Gradient(model, likelihood, self._learnables, self.keepers)
-        self._gradient = CapturedGradient(plain) if captured else plain
         self._start = snapshot(model)
         self._start_likelihood = copy.deepcopy(likelihood_state(likelihood))
         self._identity: dict[str, Any] | None = None
@@ -73,67 +64,24 @@ class Online:
         Args:
             new: how many of the images count as seen by it; None is all of them.
         """
-        count = len(images) if new is None else new
-        # Moving statistics are replaced, never changed in place, so the old tensors are a copy for free.
-        statistics = [(p.layer, dict(p.layer._buffers)) for p in self.model.norms]
-        self._gradient.keep()  # but for a replay, which knows one place for each
-        size, taken = self.seen + count, False
-        why_not: str | None = None
-        try:
-            with moving_by(self.model, self.model.options.stream_norm_momentum):
-                probs, mean_entropy, numbers = self._gradient(images, size)
-            last = numbers
-            if numbers is not None and self.model.options.climb and self._learnables:
-                with climbed(self._learnables, self.model.options.climb):
-                    self.optimiser.zero_grad()
-                    _, _, last = self._gradient(images, size, second=True)
-            if last is None:
-                # The images are sound, and statistics may keep what they saw of them.
-                why_not, taken = NOTHING_ASKED, True
-            if (found := numbers if last is None else last) is not None:
-                norm = self._read(found)
-                why_not = why_not or self._why_not(norm)
-            if why_not is None:
-                with uninterrupted():
-                    self._take()
-                    taken = True
-        finally:
-            self.optimiser.zero_grad()
-            if not taken:
-                for layer, buffers in statistics:
-                    layer._buffers.update(buffers)
-                self._gradient.put_back()
-                filled_in(self.model)
-        self.seen += count
-        if why_not is not None:
-            self.report.miss(why_not)
-        return probs, mean_entropy
+        seen = self.seen + (len(images) if new is None else new)
 
-    def _take(self) -> None:
-        """Make the step that the gradients ask for, and let all that follows a step follow."""
-        if not self._learnables:
-            return
-        for keeper in self.keepers:
-            keeper.gradients(self.model)
-        self.optimiser.step()
-        self.report.steps += 1
-        if isinstance(self.likelihood, Following):
-            self.likelihood.follow(self.model)
-        for keeper in self.keepers:
-            if (why := keeper.after(self.model, self.latest["likelihood"])) is not None:
+        def count(step: StepResult) -> None:
+            self.seen = seen
+            if step.numbers is not None:
+                likelihood, kl, *_ = step.numbers
+                self.latest = {"loss": likelihood + kl, "likelihood": likelihood, "kl": kl}
+            if step.why_not is not None:
+                self.report.miss(step.why_not)
+            elif self.stepper.learnables:
+                self.report.steps += 1
+            for why in step.resets:
                 self.report.reset(why)
-        weights_moved()
 
-    def _read(self, found: Tensor) -> float:
-        """Remember likelihood and KL, and return the gradient's norm: one transfer, as each is a wait for a GPU."""
-        likelihood, kl, norm = found.tolist()
-        self.latest = {"loss": likelihood + kl, "likelihood": likelihood, "kl": kl}
-        return float(norm)
-
-    def _why_not(self, norm: float) -> str | None:
-        if not math.isfinite(self.latest["loss"]):
-            return "loss not finite"
-        return None if math.isfinite(norm) else "gradient not finite"
+        with moving_by(self.model, self.model.options.stream_norm_momentum):
+            answer = self.stepper.step(images, seen, self.stepper.mark(), count).answer
+        assert answer is not None, "the passes of a stream's step are answers"
+        return answer
 
     def watch(self, images: Tensor) -> bool:
         """Put the start state back where the step left nothing sound; return whether it did."""
@@ -208,7 +156,7 @@ class Online:
             raise
 
     def _fill(self, state: Mapping[str, Any]) -> None:
-        self._gradient.forget()  # keepers and likelihood may hold other tensors after this
+        self.stepper.gradient.forget()  # keepers and likelihood may hold other tensors after this
         restore(self.model, state["start"])
         restore(self.model, state["model"])
         try:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from undrift.options import Optimiser
+from undrift.posterior.autocast import weights_moved
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import matching, plain_name
 
@@ -55,6 +56,18 @@ def make_optimiser(
     return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused)
 
 
+def optimiser_over_epochs(model: Perturbed, likelihood: object) -> torch.optim.Optimizer:
+    """Return the optimiser that the options of a network ask for over epochs."""
+    options = model.options
+    kind, lr, decay = options.adapt_optimiser, options.adapt_lr, options.weight_decay
+    return make_optimiser(model, kind, lr, decay, own_parameters(likelihood))
+
+
+def own_parameters(likelihood: object) -> list[nn.Parameter]:
+    """Return the parameters of a likelihood itself."""
+    return list(likelihood.parameters()) if isinstance(likelihood, nn.Module) else []
+
+
 def _fusible(parameters: Sequence[nn.Parameter]) -> bool | None:
     """Return whether one kernel can move them all, and else None, for torch to choose.
 
@@ -75,6 +88,24 @@ def learnables(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"]]
 
 
+class Schedule:
+    """The learning rates over all steps of a run: constant, or falling as SHOT's do, lr · (1 + 10·p)^−0.75.
+
+    p is the part of all steps that is done with this one.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer, falling: bool, total: int) -> None:
+        self.optimiser, self.falling, self.total = optimiser, falling, total
+        self._rates = [group["lr"] for group in optimiser.param_groups]
+
+    def set(self, number: int) -> float:
+        """Set the rates of the number-th step, and return what they are multiplied by."""
+        factor = (1 + 10 * number / self.total) ** -0.75 if self.falling else 1.0
+        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        return factor
+
+
 @contextmanager
 def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]:
     """Move the parameters by `radius` along their gradient (one norm over all), and back bit for bit at the end."""
@@ -93,11 +124,3 @@ def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]
             for p, value in zip(parameters, before, strict=True):
                 p.copy_(value)
         weights_moved()
-
-
-def weights_moved() -> None:
-    """Say that weights have changed in place, to autocast: it keeps its casts of them to the end of its block.
-
-    A stream inside one long block would answer with its first weights for ever.
-    """
-    torch.clear_autocast_cache()

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
 from undrift._types import Deploying
+from undrift.answer.average import average_finite
 from undrift.answer.forward import blank_logits, finite_rows
-from undrift.answer.prediction import Prediction, entropy_of, histogram
+from undrift.answer.prediction import Prediction
 from undrift.answer.temperature import logits_once
 from undrift.loop.adaptable import refuse_off
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, warn_of_single
-from undrift.loop.online import NOTHING_ASKED, Online
+from undrift.loop.online import OnlineSteps
+from undrift.loop.spread import spread_of
+from undrift.loop.step import NOTHING_ASKED
 from undrift.loop.stream_report import StreamReport
 from undrift.options import Answer, answering_draws
 from undrift.posterior.batch import device_of, images_of, to_device
@@ -25,7 +28,6 @@ from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import quiet_statistics
 from undrift.posterior.statistics import warn_of_mean
-from undrift.predict import average_finite
 from undrift.system.progress import Bar
 
 
@@ -42,7 +44,7 @@ class Stream(Iterator[Prediction]):
 
     def __init__(
         self,
-        online: Online,
+        online: OnlineSteps,
         batches: Iterator[Any],
         answer: Answer,
         episodic: bool,
@@ -70,7 +72,7 @@ class Stream(Iterator[Prediction]):
 
         The balance is the entropy of the predicted classes over log C. Made when asked for: a GPU is waited for then.
         """
-        entropy, balance = (math.nan, math.nan) if self._answered is None else _spread(self._answered)
+        entropy, balance = (math.nan, math.nan) if self._answered is None else spread_of(self._answered)
         return self._numbers | {"entropy": entropy, "balance": balance}
 
     def __next__(self) -> Prediction:
@@ -265,13 +267,3 @@ def _how_of(gather: Gather | BalancedGather | None) -> str:
 def _how(gather: int | None, balanced: bool) -> str:
     """Return how a stream gathers, in its arguments."""
     return f"gather={gather}" + ", balanced=True" * balanced
-
-
-def _spread(prediction: Prediction) -> tuple[float, float]:
-    """Return the mean entropy, and the entropy of the predicted classes over log C: 1 when all are as frequent."""
-    classes = prediction.probs.shape[1]
-    counts = histogram(prediction.label, classes)
-    shares = counts / counts.sum().clamp_min(1)
-    found = torch.stack([prediction.entropy.mean().to(shares), entropy_of(shares[None])[0]])
-    entropy, spread = found.tolist()  # one transfer
-    return entropy, spread / math.log(classes)
