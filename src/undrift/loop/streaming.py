@@ -2,31 +2,27 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
-from undrift._types import Deploying
-from undrift.answer.average import average_finite
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
-from undrift.answer.temperature import logits_once
-from undrift.loop.adaptable import refuse_off
+from undrift.loop.arguments import refuse_off
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, warn_of_single
+from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
 from undrift.loop.spread import spread_of
-from undrift.loop.step import NOTHING_ASKED
 from undrift.loop.stream_report import StreamReport
-from undrift.options import Answer, answering_draws
+from undrift.options import Answer
 from undrift.posterior.batch import device_of, images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import quiet_statistics
 from undrift.posterior.statistics import warn_of_mean
 from undrift.system.progress import Bar
 
@@ -54,6 +50,7 @@ class Stream(Iterator[Prediction]):
     ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
         self.gather = gather
+        self._learning = Learning(online, answer, gather)
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
         self._answered: Prediction | None = None
         self._single = 0  # batches of one image in a row
@@ -78,7 +75,7 @@ class Stream(Iterator[Prediction]):
     def __next__(self) -> Prediction:
         try:
             with turn(self.model):
-                refuse_off(self.model)  # before a batch is taken that would get no answer
+                refuse_off(self.model, "stream")  # before a batch is taken that would get no answer
             images = images_of(next(self._batches))
             # Callers often predict under no_grad or inference_mode; a step needs gradients all the same.
             with turn(self.model), torch.inference_mode(False), torch.enable_grad():
@@ -118,9 +115,8 @@ class Stream(Iterator[Prediction]):
 
         Of all other methods they are the model's own.
         """
-        likelihood = self.online.likelihood
-        with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
-            yield self.model
+        with self._learning.answering() as model:
+            yield model
 
     def __enter__(self) -> "Stream":
         return self
@@ -176,88 +172,13 @@ class Stream(Iterator[Prediction]):
         else:
             # Noise takes dropout's place: only moving statistics know that this is adaptation.
             with evaluating(self.model):
-                prediction = self._learn(kept, sound) if self.gather is None else self._gathered(kept, sound)
+                prediction = self._learning(kept, sound)
             self._numbers, self._answered = self.online.latest, prediction
         if sound is not None:
             skipped = (~sound).nonzero()[:, 0].tolist()
             self.report.skipped += len(skipped)
             self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
-
-    def _learn(self, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Make the steps of one batch, and return its answer."""
-        before, was_reset = self._steps(images)
-        if self.answer == "before" and not was_reset:
-            return Prediction.of(*before, sound)
-        draws = self.model.options.test_samples if self.answer == "samples" else 1
-        return average_finite(self.model, images, sound, draws)
-
-    def _gathered(self, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
-        gather = self.gather
-        assert gather is not None
-        if isinstance(gather, BalancedGather):
-            return self._balanced(gather, images, sound)
-        enough = gather.enough(images)
-        if enough is not None:
-            self._steps_of(gather, enough, images)
-            gather.forget(images)
-        prediction = self._between_steps(images, sound)
-        if enough is None:
-            gather.keep(images)  # once it is answered: what raises is nothing to learn from
-        return prediction
-
-    def _balanced(self, gather: BalancedGather, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Make a step on the balanced memory, these images in it, where it is time for one, and return the answer."""
-        memory = gather.of(images)
-        if memory.due(len(images)):  # one more pass: a memory wants to know their classes first
-            with self.answering(), torch.no_grad():
-                found = Prediction.of(logits_once(self.model, images).softmax(1)).label
-            full = memory.added(images, found)
-            if full.ready:
-                assert full.images is not None
-                sane = self._steps_of(gather, full.images, images, full.new)
-                prediction = self._between_steps(images, sound)
-                # What made no sound step would be there at the next one, too.
-                gather.learned(images, full) if sane else gather.forget(images)
-                return prediction
-        prediction = self._between_steps(images, sound)
-        gather.put(images, memory.added(images, prediction.label if sound is None else prediction.label[sound]))
-        return prediction
-
-    def _steps_of(
-        self, gather: Gather | BalancedGather, gathered: Tensor, images: Tensor, new: int | None = None
-    ) -> bool:
-        """Make the steps of what was gathered; return whether they were sound.
-
-        Args:
-            images: of this batch; what was gathered is like them.
-            new: how many of what was gathered no step has seen; None is all.
-        """
-        missed = self.report.missed
-        try:
-            _, was_reset = self._steps(gathered, new)
-        except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
-            gather.forget(images)
-            raise
-        asked = self.report.missed == missed or self.report.missed_at[-1][1] == NOTHING_ASKED
-        return asked and not was_reset
-
-    def _between_steps(self, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Return the answer of the network as its last step left it."""
-        options = self.model.options
-        draws = answering_draws(options, self.answer)
-        if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
-            draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
-        with self.answering():
-            return average_finite(self.model, images, sound, draws)
-
-    def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
-        """Return what the first step's own pass found, and whether the start state was put back after the last one."""
-        before = self.online.step(images, new)
-        for _ in range(1, self.model.options.stream_steps):
-            self.online.step(images)
-        return before, self.online.watch(images)
 
 
 def _how_of(gather: Gather | BalancedGather | None) -> str:
