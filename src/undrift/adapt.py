@@ -13,8 +13,7 @@ from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
-from undrift.loop.arguments import Keep, epoch_plan, perturbed
-from undrift.loop.begin import adapting, given_back
+from undrift.loop.begin import Keep, adapting, epoch_plan, given_back, perturbed
 from undrift.loop.epochs import Run
 from undrift.loop.sound_images import SoundImages
 from undrift.posterior.scheme import perturb_plain

@@ -12,8 +12,7 @@ from undrift import methods
 from undrift._types import Keeper, Watching
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.likelihood import as_likelihood, entropy
-from undrift.loop.arguments import answer_and_rate, check_batches, perturbed
-from undrift.loop.begin import given_back
+from undrift.loop.begin import answer_and_rate, check_batches, given_back, perturbed
 from undrift.loop.captured import check_recordable
 from undrift.loop.gather import between_steps
 from undrift.loop.guard import Guard

@@ -1,6 +1,5 @@
 """Average the softmax of several draws into one answer."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -11,22 +10,6 @@ from undrift.answer.draws import draw
 from undrift.answer.forward import blank_logits, finite_images, forward
 from undrift.answer.prediction import Prediction, entropy_of
 from undrift.posterior.perturbed import Perturbed
-
-
-def mean_softmax(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the mean softmax over draws of one batch, and the mean entropy of theirs: the answer of a step.
-
-    Args:
-        draws: the logits of each, one row per image.
-    """
-    probs = [logits.softmax(dim=1) for logits in draws]
-    if len(draws) == 1:
-        return probs[0], entropy_of(probs[0])
-    parts = [(each / len(draws), entropy_of(each) / len(draws)) for each in probs]
-    mean, entropy = parts[0]
-    for more, its_entropy in parts[1:]:
-        mean, entropy = mean + more, entropy + its_entropy
-    return mean, entropy
 
 
 @torch.no_grad()

@@ -11,10 +11,10 @@ from undrift._errors import OptionError
 from undrift._types import Step, named_learnables, named_sources
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
-from undrift.posterior.autocast import weights_moved
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step
+from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import surely
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from undrift._types import Answering, Deploying, Following, Keeper, Watching
 from undrift.likelihood.wrap import OfLogits
 from undrift.loop.cuda_graph import Captured, reason
 from undrift.loop.gradient import Found, Gradient
-from undrift.posterior.autocast import weights_moved
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.autocast import weights_moved
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it
 Standing = tuple[dict[str, Tensor | None], str, Tensor | None]  # and the tensor that is there

@@ -9,7 +9,7 @@ from undrift._errors import DataError
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.judge.history import History, Row
 from undrift.loop import checkpoint, resume
-from undrift.loop.arguments import EpochPlan
+from undrift.loop.begin import EpochPlan
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
 from undrift.loop.sound_images import SoundImages

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from undrift._types import Answering, Keeper, Likelihood, Step
-from undrift.answer.average import mean_softmax
 from undrift.answer.forward import forward
+from undrift.answer.prediction import mean_softmax
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
-from undrift.posterior.autocast import weights_moved
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing
+from undrift.system.autocast import weights_moved
 
 More = Callable[[Tensor], Sequence[Tensor]]
 

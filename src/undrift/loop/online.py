@@ -17,9 +17,9 @@ from undrift.loop.step import Stepper, StepResult
 from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
-from undrift.posterior.autocast import weights_moved
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import fill_likelihood, likelihood_state, moving_by, restore, snapshot
+from undrift.system.autocast import weights_moved
 
 
 class OnlineSteps:

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from undrift.options import Optimiser
-from undrift.posterior.autocast import weights_moved
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import matching, plain_name
+from undrift.system.autocast import weights_moved
 
 
 def make_optimiser(

@@ -11,10 +11,10 @@ from undrift._types import Following, Keeper, Likelihood
 from undrift.loop.captured import CapturedGradient
 from undrift.loop.gradient import Found, Gradient, More
 from undrift.loop.optimise import climbed, learnables
-from undrift.posterior.autocast import weights_moved
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in
+from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import uninterrupted
 
 NOTHING_ASKED = "nothing asked of it"
@@ -137,7 +137,6 @@ class Stepper:
         for keeper in self.keepers:
             keeper.gradients(self.model)
         self.optimiser.step()
-        weights_moved()
         if isinstance(self.likelihood, Following):
             self.likelihood.follow(self.model)
         told = likelihood if self.online else math.nan

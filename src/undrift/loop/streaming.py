@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from undrift._errors import PerturbationMismatch
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
-from undrift.loop.arguments import refuse_off
 from undrift.loop.balanced import BalancedGather
+from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
 from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
