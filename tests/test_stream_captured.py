@@ -274,7 +274,7 @@ class Answers:
         (lambda z: z.square().mean(), {}, "lambda.* does not say that it is recordable"),
         (Sub(), {}, "Information.* does not say that it is recordable"),
         (ReliableEntropy(), {}, "ReliableEntropy.* follows the network"),
-        (Answers(), {}, "follows the network, or has its own answer"),
+        (Answers(), {}, "follows the network, or gives its own answer"),
         (entropy, {"keepers": [Pull()]}, "penalty of .*Pull.* does not say"),
         (entropy, {"climb": 0.05}, "climb=0.05 makes two gradients"),
     ],

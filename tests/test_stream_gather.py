@@ -236,7 +236,7 @@ def test_what_cannot_be_gathered_is_refused() -> None:
         stream(undrift.perturb(bare), [], gather=4)
     with pytest.raises(undrift.OptionError, match=r"episodic stream, .* Give episodic=False, or leave gather out"):
         stream(model_of(), [], gather=4, episodic=True)
-    with pytest.raises(undrift.OptionError, match=r"stream_split=3, .* Leave one out"):
+    with pytest.raises(undrift.OptionError, match=r"stream_split=3; .* Leave one out"):
         stream(model_of(stream_split=3), [], gather=4)
     # What has no statistics of a batch needs none that are kept.
     stream(undrift.perturb(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), norm_statistics="batch"), [], gather=4)

@@ -23,12 +23,12 @@ from undrift.system.autocast import weights_moved
 
 
 class OnlineSteps:
-    """Takes a network down its objective (paper eq. 3), one batch at a time; it is in eval mode meanwhile.
+    """Makes the steps of a stream on the objective (paper eq. 3), batch by batch; the network is in eval mode.
 
     Attributes:
         seen: finite images since the start state: the data size of the bound.
-        report: what happened so far.
-        latest: objective, likelihood and KL of the last batch.
+        report: what has happened so far.
+        latest: loss, likelihood and KL of the last batch.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class OnlineSteps:
         self._identity: dict[str, Any] | None = None
 
     def identity(self) -> dict[str, Any]:
-        """Return what a stream and the one that goes on from it have in common."""
+        """Return what has to be the same for a stream to resume, by name."""
         if self._identity is None:  # once: it reads every weight
             self._identity = {"network": fingerprint(self.model), **self.model.options.as_dict()}
             self._identity["likelihood"] = shown(self.likelihood)
@@ -59,10 +59,10 @@ class OnlineSteps:
         return self._identity
 
     def step(self, images: Tensor, new: int | None = None) -> tuple[Tensor, Tensor]:
-        """Make one step, or none where it would not be finite; return mean softmax and mean entropy of its draws.
+        """Make one step, or none if it would not be finite; return mean softmax and mean entropy of its draws.
 
         Args:
-            new: how many of the images count as seen by it; None is all of them.
+            new: how many of the images no step has seen before; None is all of them.
         """
         seen = self.seen + (len(images) if new is None else new)
 
@@ -84,18 +84,18 @@ class OnlineSteps:
         return answer
 
     def watch(self, images: Tensor) -> bool:
-        """Put the start state back where the step left nothing sound; return whether it did."""
+        """Put the start state back if the present one is not finite, or has collapsed; return whether it did."""
         groups = self.optimiser.param_groups
         values = [p for g in groups if "log_var" not in g["name"] for p in g["params"]]
         log_vars = [p for g in groups if "log_var" in g["name"] for p in g["params"]]
         if not values and not log_vars:
             return False
         with torch.no_grad():
-            # A log-variance of −inf is a variance of 0, and sound; one of 100 is an infinite variance.
+            # Variances, not their logarithms: −inf is a sound variance of 0, and 100 an infinite one.
             size = get_total_norm([*values, *(torch._foreach_exp(log_vars) if log_vars else ())])
             numbers = [size + kl_term(self.model, size=self.seen).to(size)]
         if self.guard is not None:
-            # Asked of an unsound network too: what it remembers then is forgotten below.
+            # An unsound network is asked too; `reset` makes the guard forget the answer.
             numbers.append(self.guard.collapsed(self.model, images).to(size))
         total, *collapsed = torch.stack(numbers).tolist()  # one transfer
         if math.isfinite(total) and not any(collapsed):
@@ -103,12 +103,12 @@ class OnlineSteps:
         why = "collapsed" if math.isfinite(total) else "state not finite"
         step = self.model.key.step.clone()
         self.reset()
-        self.model.key.step.copy_(step)  # the noise goes on: what went wrong need not come again
+        self.model.key.step.copy_(step)  # new noise, which need not go wrong again
         self.report.reset(why)
         return True
 
     def reset(self) -> None:
-        """Put the start state back: learnables, norm state, noise, optimiser, and what likelihood and keepers saw."""
+        """Put the start state back: learnables, norm state, noise, optimiser, likelihood, keepers and guard."""
         restore(self.model, self._start)
         weights_moved()
         self.optimiser.state.clear()
@@ -120,7 +120,7 @@ class OnlineSteps:
             self.guard.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
+        """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
         return {
             "identity": self.identity(),
             "model": snapshot(self.model),
@@ -135,19 +135,19 @@ class OnlineSteps:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
+        """Resume from a state, learning rate included; this stream's batches are those still to come."""
         kept = self.state_dict()
         missing = [k for k in kept if k not in state]
         if missing:
             raise PerturbationMismatch(
-                f"the state has no {', '.join(missing)}; a stream goes on from what Stream.state_dict() gave. "
+                f"the state has no {', '.join(missing)}; a stream resumes from what Stream.state_dict() returned. "
                 "Give that, or start a new stream."
             )
         other = [k for k, v in self.identity().items() if state["identity"].get(k) != v]
         if other:
             raise PerturbationMismatch(
-                f"the state is of another stream: {', '.join(other)} changed; a stream goes on with the same source "
-                "network and options, likelihood and keepers. Start it as that one was, or start a new stream."
+                f"the state is of another stream: {', '.join(other)} changed; a stream resumes with the same source "
+                "network, options, likelihood and keepers. Start it as that one was, or start a new stream."
             )
         try:
             self._fill(state)
@@ -156,14 +156,14 @@ class OnlineSteps:
             raise
 
     def _fill(self, state: Mapping[str, Any]) -> None:
-        self.stepper.gradient.forget()  # keepers and likelihood may hold other tensors after this
+        self.stepper.gradient.forget()  # keepers and likelihood may hold new tensors after this
         restore(self.model, state["start"])
         restore(self.model, state["model"])
         try:
             self.optimiser.load_state_dict(copy.deepcopy(state["optimiser"]))
         except ValueError as error:
             raise PerturbationMismatch(
-                f"the saved optimiser is another one ({error}); it has to have the same parameters. "
+                f"the saved optimiser has other parameters ({error}); needed: the same. "
                 "Perturb with the options of the saved stream."
             ) from error
         weights_moved()

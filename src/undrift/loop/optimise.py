@@ -1,4 +1,4 @@
-"""The optimiser of a network that adapts: log-variances, norm affine, weights and a likelihood's own, each its rate."""
+"""Make the optimiser of a network that adapts, with a learning rate for each kind of parameter."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ def make_optimiser(
     weight_decay: float = 0.0,
     own: Iterable[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
-    """Return the optimiser over all learnables, in groups: what they are, and whether they are fast.
+    """Return the optimiser over all learnables, in groups by kind (log-variance, affine, weights) and speed.
 
-    Weight decay never touches a log-variance: pulling it to 0 pulls σ to 1, far beyond any kernel.
+    Weight decay never applies to a log-variance: pulling it to 0 would pull σ to 1, far beyond any kernel.
 
     Args:
-        own: parameters of the likelihood itself (a head of its own), trained along.
+        own: parameters of the likelihood itself (a second head), trained along.
     """
     options = model.options
     affine = {id(p) for policy in model.norms for p in policy.parameters()}
@@ -48,7 +48,7 @@ def make_optimiser(
         }
         for (what, fast), parameters in sorted(groups.items())
     ]
-    # Nothing may change but statistics: an optimiser of nothing, whose steps do nothing.
+    # Where only statistics may change, this is an optimiser without parameters, whose steps do nothing.
     settings = settings or [{"params": [], "name": "nothing", "lr": lr, "weight_decay": 0.0}]
     fused = _fusible([p for parameters in groups.values() for p in parameters])
     if kind == "adam":
@@ -69,11 +69,12 @@ def own_parameters(likelihood: object) -> list[nn.Parameter]:
 
 
 def _fusible(parameters: Sequence[nn.Parameter]) -> bool | None:
-    """Return whether one kernel can move them all, and else None, for torch to choose.
+    """Return True if one fused kernel can move all of them, else None, which lets torch choose.
 
-    Norm affine and log-variances are many small vectors: Adam took 3.3 ms for 160 of 64 numbers one by one, 0.6 ms
-    fused (a CPU, one thread). The kernel refuses gradients with other strides than their parameter's, which a
-    dimension of one (a 1×1 convolution, channels-last) may have: weights of convolutions are left to torch.
+    Norm affine and log-variances are many small vectors. For 160 of them with 64 numbers each, Adam took 3.3 ms one by
+    one and 0.6 ms fused (CPU, one thread). The fused kernel refuses gradients whose strides differ from their
+    parameter's, as may happen with a dimension of one (a 1×1 convolution, channels-last); so torch chooses for weights
+    of convolutions.
     """
 
     def plain(p: nn.Parameter) -> bool:
@@ -108,7 +109,7 @@ class Schedule:
 
 @contextmanager
 def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]:
-    """Move the parameters by `radius` along their gradient (one norm over all), and back bit for bit at the end."""
+    """Move the parameters by `radius` along their joint gradient; at the end put them back, bit for bit."""
     before = [p.detach().clone() for p in parameters]
     with torch.no_grad():
         grads = [p.grad for p in parameters if p.grad is not None]

@@ -1,4 +1,4 @@
-"""What of a run is written down, and how it goes on from there."""
+"""Pack the state of a run of `adapt` into a checkpoint, and resume from one."""
 
 import hashlib
 import re
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from undrift.loop.epochs import Run
 
 _COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches")
-_LATER = ("over", "idle_steps", "idle_epoch")  # older files have none of these
+_LATER = ("over", "idle_steps", "idle_epoch")  # missing in older files
 
 
 def mark_of(images: Any) -> str | None:
-    """Return a mark of these images, None where they may differ each time (a Dataset that augments)."""
+    """Return a checksum of the images; None where they may differ each time (a Dataset that augments)."""
     if isinstance(images, FileDomain):
         content = "\n".join(source.name for source in images.sources).encode()
     elif isinstance(images, Tensor | TensorDomain):
@@ -37,13 +37,12 @@ def mark_of(images: Any) -> str | None:
 
 
 def shown(part: object) -> str:
-    """Return how a part prints, the same in every process."""
-    # Functions print with an address that the next process does not have.
+    """Return a part's repr without memory addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
 
 
 def identity(run: "Run") -> dict[str, Any]:
-    """Return what two parts of one run have in common."""
+    """Return what has to be the same for a run to resume, by name."""
     return {
         "source network": fingerprint(run.model),
         **run.model.options.as_dict(),
@@ -58,7 +57,7 @@ def identity(run: "Run") -> dict[str, Any]:
 
 
 def pack(run: "Run") -> Checkpoint:
-    """Return the whole state of a run that stands between two steps."""
+    """Return the whole state of a run between two steps."""
     likelihood = likelihood_state(run.likelihood)
     values: dict[str, Any] = {name: getattr(run, name) for name in (*_COUNTS, *_LATER)}
     values |= {
@@ -88,7 +87,7 @@ def pack(run: "Run") -> Checkpoint:
 
 
 def unpack(run: "Run", found: Checkpoint) -> None:
-    """Put a run to where the checkpoint stood."""
+    """Put a run where the checkpoint stands."""
     groups = {name: found.groups.get(name, {}) for name in ("random", "start", "likelihood", "best", "answers")}
     try:
         restore(run.model, found.groups["model"])  # checks all names and shapes first

@@ -1,4 +1,4 @@
-"""A stream under way: batch after batch, each answered, and learned from at once or together with others."""
+"""Iterate over a stream: answer each batch, learn from it, and keep the books."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -28,14 +28,14 @@ from undrift.system.progress import Bar
 
 
 class Stream(Iterator[Prediction]):
-    """A stream under way; made by `stream`.
+    """An iterator over the answers of a stream; made by `stream`.
 
-    `state_dict()`, taken between two batches, lets another stream go on exactly there. Closing is for the progress bar
-    only; after a `break`, an error or Ctrl-C the network is usable, and `next()` takes up the next batch.
+    `state_dict()`, taken between two batches, lets another stream resume exactly there. After a `break`, an error or
+    Ctrl-C the network is usable, and `next()` takes the next batch. Closing only stops the progress bar.
 
     Attributes:
         model: the network that is adapted.
-        online: makes its steps, with likelihood, optimiser and guard.
+        online: makes the steps, and holds likelihood, optimiser and guard.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Stream(Iterator[Prediction]):
     def latest(self) -> dict[str, float]:
         """Loss (likelihood + KL), likelihood, KL, entropy and class balance of the last batch.
 
-        The balance is the entropy of the predicted classes over log C. Made when asked for: a GPU is waited for then.
+        The balance is the entropy of the predicted classes over log C. Reading this waits for a GPU.
         """
         entropy, balance = (math.nan, math.nan) if self._answered is None else spread_of(self._answered)
         return self._numbers | {"entropy": entropy, "balance": balance}
@@ -87,10 +87,10 @@ class Stream(Iterator[Prediction]):
         self.report.batches += 1
         self.report.images += len(prediction)
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
-        if self._single == 2 and self.gather is None:  # two in a row, once: one may be the rest of a folder
+        if self._single == 2 and self.gather is None:  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
         done = self.report.batches
-        # At the 1st, 2nd, 4th, 8th… batch: to look is a wait for a GPU, and σ grows slowly.
+        # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.
         if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
             warn_of_mean(self.model, stacklevel=3)
         if self.bar is not None:
@@ -128,24 +128,24 @@ class Stream(Iterator[Prediction]):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
+        """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
         with turn(self.model):
             state = self.online.state_dict()
             return state if self.gather is None else state | self.gather.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
+        """Resume from a state, learning rate included; this stream's batches are those still to come."""
         with turn(self.model):
             before, now = _how(state.get("gather"), state.get("balanced", False)), _how_of(self.gather)
             if before != now:
                 raise PerturbationMismatch(
-                    f"the state is of a stream with {before}, and this one has {now}; a stream goes on with the same. "
+                    f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
                     "Start it as that one was, or start a new stream."
                 )
             kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
             if missing := kept - state.keys():
                 raise PerturbationMismatch(
-                    f"the state has no {missing.pop()}; a stream goes on from what Stream.state_dict() gave. Give "
+                    f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
                     "that, or start a new stream."
                 )
             self.online.load_state_dict(state)
@@ -160,7 +160,7 @@ class Stream(Iterator[Prediction]):
         return Prediction.cat(self._part(part, number * split) for number, part in enumerate(parts))
 
     def _part(self, images: Tensor, place: int) -> Prediction:
-        """Return the answer to images that the network adapts to together; `place` is their first's in the batch."""
+        """Return the answer to images that make a step together; `place` is that of the first in the batch."""
         if self.episodic:
             self.online.reset()
         finite = finite_rows(images)
@@ -170,7 +170,7 @@ class Stream(Iterator[Prediction]):
             prediction = Prediction.unknown(len(images), blank_logits(self.model, images))
             self.report.miss("no finite image")
         else:
-            # Noise takes dropout's place: only moving statistics know that this is adaptation.
+            # No dropout, because the noise takes its place; only norm statistics move, as in training.
             with evaluating(self.model):
                 prediction = self._learning(kept, sound)
             self._numbers, self._answered = self.online.latest, prediction
