@@ -144,6 +144,7 @@ adapt(model, images(24), Deadly(), 3, batch_size=6, checkpoint=sys.argv[1])
 """
 
 
+@pytest.mark.slow  # a killed run is resumed above, in this process
 def test_a_process_killed_for_good_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     done = subprocess.run([sys.executable, "-c", SCRIPT, path], cwd=Path(__file__).parents[1], check=False)
