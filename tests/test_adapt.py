@@ -200,7 +200,7 @@ def test_looking_for_the_best_changes_no_training() -> None:
 def test_wrong_arguments_are_named_before_training() -> None:
     model = small()
     state = adapted_state(model)
-    with pytest.raises(undrift.UndriftError, match=r"got a Sequential.*undrift\.perturb"):
+    with pytest.raises(undrift.UndriftError, match=r"model is a Sequential.*undrift\.perturb"):
         adapt(convnet(), images())  # type: ignore[arg-type]
     wrapped = nn.Module()
     wrapped.module = model

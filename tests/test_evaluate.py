@@ -138,7 +138,7 @@ def test_an_answerer_that_does_not_keep_step_is_named() -> None:
     def run(answers: Any) -> None:
         evaluate_continual(net, {"fog": labelled(0, 2)}, answers)
 
-    with pytest.raises(undrift.DataError, match=r"answer 1 \(fog\) is of 4 images, the batch has 6"):
+    with pytest.raises(undrift.DataError, match=r"answer 1 \(fog\) is for 4 images, the batch has 6"):
         run(lambda xs: (whole for _ in xs))
     with pytest.raises(undrift.DataError, match="2 batches of fog got no answer"):
         run(lambda xs: [None for _ in xs] and [])

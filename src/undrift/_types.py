@@ -1,7 +1,7 @@
-"""What the parts of undrift hand to each other.
+"""The protocols between loops, likelihoods and keepers.
 
-Every method is a scheme (what may change: `Options`) × a likelihood (what is asked) × a loop (when), and at most a few
-keepers (what holds on to the source). The loops look for the optional methods named here and call no others.
+Every method is a scheme (what may change: `Options`) × a likelihood (what is asked) × a loop (when), and perhaps some
+keepers (what holds on to the source). The loops call the optional methods named here and no others.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,15 +20,15 @@ Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True)
 class Step:
-    """What a likelihood may look at beside the logits of one draw.
+    """What a likelihood may look at besides the logits of one draw.
 
     Attributes:
         model: the perturbed network.
         images: the batch, on the network's device.
-        forward: maps images to logits under the perturbation as it stands.
-        indices: the samples' places in the data set (over epochs), None in a stream.
-        progress: the part of all steps that is done (over epochs), 0 in a stream, which has no end.
-        climbed: whether this is the second pass of a step with the option `climb`.
+        forward: maps images to logits under the perturbation as it stands; no statistics move.
+        indices: the images' places in the data set (over epochs); None in a stream.
+        progress: the part of all steps that is done (over epochs); 0 in a stream, which has no end.
+        climbed: whether this is the second gradient of a step with the option `climb`.
     """
 
     model: Perturbed
@@ -41,8 +41,8 @@ class Step:
     def mean_logits(self, images: Tensor | None = None) -> Tensor:
         """Return the mean network's logits for the batch, or other images, with gradients; no statistics move.
 
-        Norm layers do as in a step: with "batch" and "train" these images are normalised by their own statistics. With
-        "moving" and "domain" they are by the kept ones; a mean network does not fit those of noisy draws.
+        Norm layers work as in a step. With "batch" and "train" they normalise these images by their own statistics.
+        With "moving" and "domain" they use the kept ones, which do not fit a mean network if noisy draws moved them.
         """
         with beside_a_step(self.model, noisy=False):
             return self.forward(self.images if images is None else images)
@@ -57,13 +57,13 @@ class Step:
 class Likelihood(Protocol):
     """What is asked of the unlabelled data: a loss that stands for −log p, a mean over samples.
 
-    An `nn.Module` may be one; its own parameters are then trained along. One whose own class says `recordable = True`
-    may be part of a CUDA graph (`stream(…, captured=True)`): it asks something of every batch, reads no values back,
-    has no shapes that depend on values, and none of the tensors that it looks at is replaced between batches.
+    An `nn.Module` may be a likelihood; its parameters are then trained too. A likelihood whose own class says
+    `recordable = True` may be part of a CUDA graph (`stream(…, captured=True)`): it returns a loss for every batch,
+    reads no values back, has no shapes that depend on values, and uses no tensor that is replaced between batches.
     """
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
-        """Return the loss of one batch; None where it asks nothing of this batch, which then makes no step."""
+        """Return the loss of one batch, or None to ask nothing of this batch, which then makes no step."""
         ...
 
 
@@ -78,25 +78,25 @@ class Refreshing(Protocol):
 
 @runtime_checkable
 class Watching(Protocol):
-    """A likelihood that looks inside the network (features), by hooks that stay as long as the loop runs."""
+    """A likelihood that looks inside the network (features), by hooks that stay while the loop runs."""
 
     def watch(self, model: Perturbed) -> AbstractContextManager[None]:
-        """Attach to the network; leaving the context detaches."""
+        """Attach to the network for the length of a `with` block."""
         ...
 
 
 @runtime_checkable
 class Answering(Protocol):
-    """A likelihood that has its own answer to a batch, from before the step (option answer="before")."""
+    """A likelihood that gives its own answer to a batch, from before the step (option answer="before")."""
 
     def answer(self, logits: Tensor) -> Tensor:
-        """Return the logits to answer with; called once a batch, after the loss."""
+        """Return the logits to answer with; called once per draw, after the loss."""
         ...
 
 
 @runtime_checkable
 class Following(Protocol):
-    """A likelihood that moves after each step (a teacher that averages)."""
+    """A likelihood that changes after each step (a teacher that averages)."""
 
     def follow(self, model: Perturbed) -> None:
         """Look at the network after its step, before any keeper does."""
@@ -105,23 +105,23 @@ class Following(Protocol):
 
 @runtime_checkable
 class Deploying(Protocol):
-    """A likelihood whose answers are of other weights than the model's (a teacher that averages)."""
+    """A likelihood that answers with other weights than the model's (a teacher that averages)."""
 
     def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
-        """Put the weights that answer into the model; leaving the context puts its own back."""
+        """Put the weights that answer into the model for the length of a `with` block."""
         ...
 
 
 class Keeper:
-    """What holds a network to its source while it adapts; each method does nothing unless a keeper says otherwise.
+    """What holds a network to its source while it adapts; here every method does nothing.
 
     The order of a step: gradient of likelihood + KL + `penalty`; `gradients`; the optimiser's step; the likelihood's
-    `follow`; `after`. Only `penalty` would be part of a CUDA graph; a keeper that has one says `recordable = True`
-    where it can be (see `Likelihood`).
+    `follow`; `after`. Only `penalty` may be part of a CUDA graph; a keeper whose penalty can be says
+    `recordable = True` (see `Likelihood`).
     """
 
     def start(self, model: Perturbed) -> None:
-        """Look at the network before the first step (it is the source network still); called once."""
+        """Look at the network before the first step, when it is still the source network; called once."""
 
     def penalty(self, model: Perturbed) -> Tensor | None:  # noqa: ARG002
         """Return what is added to the objective."""
@@ -131,18 +131,22 @@ class Keeper:
         """Change the gradients before the step."""
 
     def after(self, model: Perturbed, loss: float) -> str | None:  # noqa: ARG002
-        """Change the network after the step; return a reason where it was put back to the source."""
+        """Change the network after the step; return a reason if it was put back to the source.
+
+        Args:
+            loss: what the likelihood gave, in a stream; NaN over epochs.
+        """
         return None
 
     def reset(self) -> None:
-        """Forget what was seen since the start, as the network was put back there."""
+        """Forget what was seen since the start; the network was put back there."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what an interrupted run needs to go on."""
+        """Return what a stopped run needs to resume."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Resume from a state."""
 
 
 def named_learnables(model: Perturbed) -> dict[str, torch.nn.Parameter]:

@@ -1,4 +1,4 @@
-"""How good an adapted network is, where labels exist: on a domain, on source and target, along a stream of domains."""
+"""Measure an adapted network where labels exist: on domains, on source and target, or along a stream of domains."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,14 +37,13 @@ def evaluate(
 ) -> Report:
     """Return error, NLL, Brier and ECE of a network on labelled images: one domain, or several by name.
 
-    Nothing is adapted, and the network is left as it was. A plain network is evaluated too, for the rows that a table
-    compares with.
+    Nothing is adapted, and the network is left as it was. A plain network can be evaluated too, to compare with.
 
     Args:
         model: a perturbed network, or any classifier.
         data: a loader of images with labels (tuples or dicts), an `undrift.images` domain, or a mapping from names to
             such.
-        samples: draws averaged a prediction; 0 is the mean network, None what the options say.
+        samples: draws to average per prediction; 0 is the mean network. Default: the option `test_samples`.
         temperature: divides the logits.
         generator: a generator or a seed makes the draws reproducible.
         mode: "full" draws, or "fast" (see `undrift.predict`).
@@ -86,7 +85,7 @@ def evaluate_generalized(
 
     Args:
         target: labelled images of the target domain.
-        source: labelled images of the source that the source network was not trained on.
+        source: labelled images of the source domain that the source network was not trained on.
         task: what to call it, such as "photo → sketch".
     """
     model = unwrapped(model)
@@ -110,8 +109,8 @@ def evaluate_continual(
 ) -> Report:
     """Return the error along a stream of domains, and what the network forgot of its source meanwhile.
 
-    The domains follow each other in one stream of images without a mark where one ends; the labels stay here. Each
-    batch is scored by the answer given at once.
+    The domains follow each other in one stream of images, and nothing says where one ends. `answer` sees no labels.
+    Each batch is scored by the answer that it gets at once.
 
     Args:
         model: the network that adapts; it is left adapted.
@@ -120,7 +119,7 @@ def evaluate_continual(
             `lambda images: undrift.stream(model, images, likelihood=undrift.entropy)`.
         source: clean labelled source images, to measure forgetting: before the stream under the source network, after
             it under the adapted one, with `samples` draws.
-        samples: draws a prediction on the source images; the stream's own are its own affair.
+        samples: draws per prediction on the source images; the stream decides about its own.
         temperature: divides the logits on the source images.
         generator: makes the draws on the source images reproducible.
     """
@@ -134,19 +133,19 @@ def evaluate_continual(
     for number, prediction in enumerate(answer(_images(domains, waiting)), 1):
         if not waiting:
             raise DataError(
-                f"answer {number} came without a batch; needed: one prediction a batch. Let `answer` yield once for "
+                f"answer {number} came without a batch; needed: one prediction per batch. Let `answer` yield once for "
                 "each batch of images that it takes."
             )
         name, labels = waiting.popleft()
         if len(prediction) != len(labels):
             raise DataError(
-                f"answer {number} ({name}) is of {len(prediction)} images, the batch has {len(labels)}; needed: a row "
-                "an image. Let `answer` yield one prediction for each batch, in order, the last and short one too."
+                f"answer {number} ({name}) is for {len(prediction)} images, the batch has {len(labels)}; needed: a row "
+                "per image. Let `answer` yield one prediction for each batch, in order, the last and short one too."
             )
         tallies[name].add(prediction.probs, labels, prediction.label)
     if waiting:
         raise DataError(
-            f"{len(waiting)} batches of {waiting[0][0]} got no answer; needed: one prediction a batch. Let `answer` "
+            f"{len(waiting)} batches of {waiting[0][0]} got no answer; needed: one prediction per batch. Let `answer` "
             "yield one for each batch, skipped ones too."
         )
     results += [Result(name, tally.scores(), tally.reliability()) for name, tally in tallies.items()]
@@ -181,15 +180,15 @@ def _ask(
 ) -> Ask:
     """Return what maps images to predictions."""
     if isinstance(generator, int):
-        generator = torch.Generator().manual_seed(generator)  # goes on from batch to batch: each has noise of its own
+        generator = torch.Generator().manual_seed(generator)  # one for all batches: each has its own noise
 
     def ask(images: Tensor) -> Prediction:
         prediction = predict(model, images, samples, generator=generator, temperature=temperature, mode=mode)
         names, outputs = getattr(model, "classes", None), prediction.probs.shape[1]
         if isinstance(model, Perturbed) and names is not None and len(names) != outputs:
             raise DataError(
-                f"the network has {outputs} outputs and {len(names)} class names; needed: a name per output, in their "
-                "order. Correct model.classes."
+                f"the network has {outputs} outputs and {len(names)} class names; needed: one name per output, in "
+                "their order. Correct model.classes."
             )
         return prediction
 
@@ -197,20 +196,20 @@ def _ask(
 
 
 def _warn_of_mean(model: nn.Module, samples: int | None) -> None:
-    """Warn as `predict` would, which says it once a network, with the caller's line instead of one of ours."""
+    """Warn as `predict` would, but with the caller's line; it warns once per network."""
     if isinstance(model, Perturbed) and (model.options.test_samples if samples is None else samples) == 0:
         warn_of_mean(model)
 
 
 def _batches(loader: Loader) -> Iterable[Any]:
-    """Return a loader's batches; a domain has to be asked for them."""
+    """Return a loader's or a domain's batches."""
     return loader.batches(100) if isinstance(loader, FileDomain | TensorDomain) else loader
 
 
 def _result(name: str, ask: Ask, loader: Loader, role: Role = "target", task: str = "") -> Result:
     tally = Tally()
     for item in _batches(loader):
-        # Labels first: a loader without them should not cost a forward pass to be found out.
+        # Labels first: a loader without labels should fail before a forward pass.
         labels = labels_of(item)
         prediction = ask(images_of(item))
         tally.add(prediction.probs, labels, prediction.label)
@@ -225,7 +224,7 @@ def _before(model: nn.Module, source: Loader, temperature: float) -> Result:
 
 
 def _images(domains: Mapping[str, Loader], waiting: "deque[tuple[str, Tensor]]") -> Iterator[Tensor]:
-    """Yield the images of one domain after the other; their labels go into `waiting`, where the stream cannot look."""
+    """Yield the images of one domain after the other, and put their labels into `waiting`, hidden from the stream."""
     for name, loader in domains.items():
         for item in _batches(loader):
             waiting.append((name, labels_of(item)))

@@ -1,7 +1,6 @@
 """Predict: average draws of the perturbation into one answer, with its uncertainty."""
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -9,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError
-from undrift.answer.draws import draw, limit_of
+from undrift.answer.average import average, average_finite, no_answer
+from undrift.answer.draws import limit_of
 from undrift.answer.fast_mode import FewDraws, few_draws, joined, one_pass_is_enough
-from undrift.answer.forward import batches_of, blank_logits, finite_images, forward, unwrapped
-from undrift.answer.prediction import Prediction, entropy_of
+from undrift.answer.forward import batches_of, finite_images, unwrapped
+from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.answer.turns import Turns
 from undrift.posterior.perturbed import Perturbed
@@ -84,60 +84,15 @@ def predict(
     return Prediction.cat(turns.each(batches_of(images, batch_size), images, full))
 
 
-@torch.no_grad()
-def average(
-    model: nn.Module, images: Tensor, samples: int, temperature: float = 1.0, fold_limit: int | None = None
-) -> Prediction:
-    """Return the prediction for one batch, in the mode the network is in; images that are not finite get no answer."""
-    images, finite = finite_images(model, images)
-    if len(images) == 0:
-        return _no_answer(model, images, finite)
-    return average_finite(model, images, finite, samples, temperature, fold_limit)
-
-
-@torch.no_grad()
-def average_finite(
-    model: nn.Module,
-    images: Tensor,
-    finite: Tensor | None,
-    samples: int,
-    temperature: float = 1.0,
-    fold_limit: int | None = None,
-) -> Prediction:
-    """Return what `average` does for finite images, without waiting for the device.
-
-    Args:
-        finite: for each image of the batch, whether it is among these; None where all are.
-    """
-    draws = max(samples, 1)
-    with ExitStack() as stack:
-        if isinstance(model, Perturbed):
-            stack.enter_context(model.mean() if samples == 0 else model.rest())
-        passes = draw(model, [images] * draws, fold_limit, partial(forward, model, given=images))
-        softmaxes = ((logits if temperature == 1 else logits / temperature).softmax(dim=1) for logits in passes)
-        if draws == 1:
-            return Prediction.of(next(softmaxes), None, finite)  # its launches count where a network is small
-        sums = [
-            [part.unflatten(0, (-1, len(images))).sum(0) for part in (softmax, entropy_of(softmax))]
-            for softmax in softmaxes
-        ]
-    probs, entropy = (sum(parts[1:], parts[0]) / draws for parts in zip(*sums, strict=True))
-    return Prediction.of(probs, entropy, finite)
-
-
 def _average_few(
     model: Perturbed, images: Tensor, samples: int, temperature: float, fold_limit: int | None
 ) -> FewDraws | Prediction:
     images, finite = finite_images(model, images)
     if len(images) == 0:
-        return _no_answer(model, images, finite)
+        return no_answer(model, images, finite)
     if one_pass_is_enough(images, samples, fold_limit):
         return average_finite(model, images, finite, samples, temperature, fold_limit)
     return few_draws(model, images, finite, temperature, fold_limit)
-
-
-def _no_answer(model: nn.Module, images: Tensor, finite: Tensor | None) -> Prediction:
-    return Prediction.unknown(0 if finite is None else len(finite), blank_logits(model, images))
 
 
 def _checked_samples(model: nn.Module, samples: int | None) -> int:

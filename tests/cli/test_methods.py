@@ -147,9 +147,9 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
     words = (*STREAM, "--method", "tent", "--set", "momentum=0.5")
     assert run(*words, "--answers", "whole.csv").code == 0
     steps = 0
-    step = undrift.loop.online.Online.step
+    step = undrift.loop.online.OnlineSteps.step
 
-    def stop_in_the_third(self: undrift.loop.online.Online, *given: Any) -> tuple[Tensor, Tensor]:
+    def stop_in_the_third(self: undrift.loop.online.OnlineSteps, *given: Any) -> tuple[Tensor, Tensor]:
         nonlocal steps
         steps += 1
         if steps == 3:
@@ -158,7 +158,7 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
 
     going = (*words, "--answers", "s.csv", "--state", "s.state", "--state-every", "1")
     with monkeypatch.context() as patch:
-        patch.setattr(undrift.loop.online.Online, "step", stop_in_the_third)
+        patch.setattr(undrift.loop.online.OnlineSteps, "step", stop_in_the_third)
         assert run(*going).code == 130
     for other in (
         (*STREAM, "--method", "tent", "--set", "momentum=0.6"),

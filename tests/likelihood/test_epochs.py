@@ -9,13 +9,13 @@ from torch import Tensor, nn
 import undrift
 from offline_support import network
 from support import images
-from undrift import Step, methods
-from undrift._types import Batches
+from undrift import methods
+from undrift._types import Batches, Step
 from undrift.likelihood import Nrc, Shot
 from undrift.likelihood import shot as shot_module
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.shot import pseudo_labels
-from undrift.loop.step import Stepper
+from undrift.loop.optimise import optimiser_over_epochs
 from undrift.recipes.perturb_plain import perturb_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")  # nobody trained this network
@@ -163,7 +163,7 @@ def test_vmp_nrc_fills_its_banks_without_noise_and_writes_each_draw_into_them(
 def test_a_bottleneck_learns_ten_times_as_fast(name: str) -> None:
     parts = methods.get(name).build({})
     model = perturb_plain(network(), parts.options)
-    groups = {g["name"]: g for g in Stepper(model, parts.likelihood, 24, 30).optimiser.param_groups}
+    groups = {g["name"]: g for g in optimiser_over_epochs(model, parts.likelihood).param_groups}
     trained = ("affine", "log_var", "weights") if name == "bbb-shot" else ("affine", "log_var")
     assert {n: g["lr"] for n, g in groups.items()} == {
         **dict.fromkeys(trained, 2e-3),
@@ -179,7 +179,7 @@ def test_a_bottleneck_learns_ten_times_as_fast(name: str) -> None:
 def test_what_a_prior_holds_to_the_source_has_no_weight_decay(name: str) -> None:
     parts = methods.get(name).build({})
     model = perturb_plain(network(), parts.options)
-    groups = Stepper(model, parts.likelihood, 24, 30).optimiser.param_groups
+    groups = optimiser_over_epochs(model, parts.likelihood).param_groups
     assert "weights" in {g["name"] for g in groups}
     assert {g["weight_decay"] for g in groups} == {0.0}
     # Nothing is asked, and nothing pulls: means stay where the source has them, and log-variances go to the prior's.

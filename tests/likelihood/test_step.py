@@ -22,6 +22,7 @@ class Asking:
     def __init__(self) -> None:
         self.logits: list[Tensor] = []
         self.mean: list[Tensor] = []
+        self.plain: list[Tensor] = []
         self.left_alone: list[bool] = []
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
@@ -30,6 +31,8 @@ class Asking:
         self.logits.append(logits.detach())
         self.mean.append(step.mean_logits().detach())
         step.drawn_logits()
+        with torch.no_grad():
+            self.plain.append(step.forward(step.images))
         self.left_alone.append(same(step.model.net.state_dict(), before) and (key.noisy, key.training) == mode)
         return entropy(logits, step)
 
@@ -56,6 +59,9 @@ def test_train_normalises_the_mean_network_by_its_batch(loop: str, pace: float, 
     for mean in asking.mean:
         # The order of the images is the loop's.
         torch.testing.assert_close(mean.sort(0).values, expected.sort(0).values)
+    for plain in asking.plain:  # as noisy as a draw is, and normalised alike
+        assert not torch.allclose(plain.sort(0).values, expected.sort(0).values)
+        torch.testing.assert_close(plain.sort(0).values, expected.sort(0).values, rtol=0.5, atol=0.5)
     assert asking.left_alone == [True] * draws
     assert not torch.equal(model.net[1].running_mean, torch.zeros(8))  # type: ignore[index, union-attr]
 

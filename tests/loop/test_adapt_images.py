@@ -101,7 +101,7 @@ def test_a_folder_of_images_with_a_broken_one(tmp_path: Path) -> None:
 
 def test_what_cannot_be_gone_through_again_is_refused() -> None:
     model = small()
-    with pytest.raises(undrift.DataError, match=r"generator, which can be gone through once.*undrift\.stream"):
+    with pytest.raises(undrift.DataError, match=r"generator, which gives its batches once.*undrift\.stream"):
         adapt(model, (b for b in images(8).split(4)), entropy)
     with pytest.raises(undrift.DataError, match=r"is a str.*undrift\.images\.domain"):
         adapt(model, "clinic-b", entropy)

@@ -25,7 +25,7 @@ from undrift._types import Step
 from undrift.adapt import adapt
 from undrift.judge.history import History
 from undrift.likelihood import Information, Shot, entropy
-from undrift.loop import epochs, resume
+from undrift.loop import epochs, resume, surveys
 from undrift.posterior.state import snapshot as adapted_state
 from undrift.system import atomic
 
@@ -144,6 +144,7 @@ adapt(model, images(24), Deadly(), 3, batch_size=6, checkpoint=sys.argv[1])
 """
 
 
+@pytest.mark.slow  # a killed run is resumed above, in this process
 def test_a_process_killed_for_good_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     done = subprocess.run([sys.executable, "-c", SCRIPT, path], cwd=Path(__file__).parents[2], check=False)
@@ -186,7 +187,7 @@ def test_ctrl_c_writes_the_checkpoint_and_says_where_it_stands(
         "in a step": (Shot, "__call__", 7),
         "while it is applied": (torch.optim.SGD, "step", 7),
         "in a refresh": (Shot, "_look", 2),
-        "in a survey": (epochs, "survey", 2),
+        "in a survey": (surveys, "survey", 2),
     }[where]
     monkeypatch.setattr(target, name, press_at(number, getattr(target, name)))
     torch.manual_seed(5)
@@ -310,7 +311,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(
 
     whole, model = small(), small()
     expected = run(whole)
-    target, name = {"at a survey": (epochs, "survey"), "after the last batch": (epochs.Run, "_end_epoch")}[where]
+    target, name = {"at a survey": (surveys, "survey"), "after the last batch": (epochs.Run, "_end_epoch")}[where]
     inner, calls = getattr(target, name), []
 
     def stopped(*args: Any) -> Any:

@@ -37,8 +37,8 @@ def batches(count: int, size: int = 8) -> list[Tensor]:
 
 def replays(s: Stream) -> bool:
     """Return whether the stream has a graph."""
-    assert isinstance(s.online._gradient, CapturedGradient)
-    return s.online._gradient._recorded is not None
+    assert isinstance(s.online.stepper.gradient, CapturedGradient)
+    return s.online.stepper.gradient._recorded is not None
 
 
 @pytest.mark.parametrize(("method", "settings"), RUNS)

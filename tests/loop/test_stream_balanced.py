@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from stream_support import NAN, equal, state_of
+from stream_support import NAN, Stopping, equal, state_of
 from support import convnet, images, learnables, same
 from undrift.likelihood import entropy
-from undrift.loop.balanced import OLDEST, Memory
+from undrift.loop.balanced import OLDEST, BalancedMemory
 from undrift.predict import predict
 from undrift.stream import stream
 from undrift_bench.demo.setting import DemoSetting, load_world
@@ -42,7 +42,7 @@ def numbered(first: int, count: int) -> Tensor:
     return torch.arange(first, first + count, dtype=torch.float32)[:, None, None, None].expand(-1, 1, 2, 2).clone()
 
 
-def held(memory: Memory) -> list[int]:
+def held(memory: BalancedMemory) -> list[int]:
     assert memory.images is not None
     return memory.images[:, 0, 0, 0].int().tolist()
 
@@ -53,7 +53,7 @@ def test_the_oldest_of_the_most_frequent_class_makes_room() -> None:
         memory = memory.added(images, torch.tensor(classes))
         return held(memory), memory.classes
 
-    memory = Memory(4)
+    memory = BalancedMemory(4)
     assert then(numbered(0, 3), 7, 7, 7) == ([0, 1, 2], (7, 7, 7))
     assert then(numbered(3, 2), 5, 7) == ([1, 2, 3, 4], (7, 7, 5, 7))  # five for four places: of four 7s the oldest
     assert then(numbered(5, 1), 6) == ([2, 3, 4, 5], (7, 5, 7, 6))
@@ -67,7 +67,7 @@ def test_the_oldest_of_the_most_frequent_class_makes_room() -> None:
 
 
 def test_what_is_too_old_goes_however_rare_its_class() -> None:
-    memory = Memory(2).added(numbered(0, 2), torch.tensor([3, 4]))
+    memory = BalancedMemory(2).added(numbered(0, 2), torch.tensor([3, 4]))
     for number in range(2, 2 * OLDEST, 2):
         memory = memory.added(numbered(number, 2), torch.tensor([4, 4]))
         assert memory.classes == (3, 4)
@@ -78,7 +78,7 @@ def test_what_is_too_old_goes_however_rare_its_class() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_memory_holds_the_newest_of_each_class_and_no_more_than_its_room(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    memory, told, room = Memory(20), {}, 20
+    memory, told, room = BalancedMemory(20), {}, 20
     for first in range(0, 200, 8):
         classes = torch.randint(first // 50, first // 50 + 3, (8,), generator=generator)
         told |= dict(zip(range(first, first + 8), classes.tolist(), strict=True))
@@ -97,7 +97,7 @@ def test_a_memory_holds_the_newest_of_each_class_and_no_more_than_its_room(seed:
 
 
 def test_no_step_is_made_while_one_class_has_more_than_half() -> None:
-    memory = Memory(4).added(numbered(0, 6), torch.tensor([1] * 6))
+    memory = BalancedMemory(4).added(numbered(0, 6), torch.tensor([1] * 6))
     assert memory.due(0)
     assert not memory.ready
     assert not memory.added(numbered(6, 1), torch.tensor([2])).ready  # three and one
@@ -197,18 +197,14 @@ def test_a_state_goes_on_with_the_same_memory() -> None:
 
 @pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 1), (RuntimeError, 0)])
 def test_a_step_that_is_stopped_leaves_its_memory_and_one_that_fails_does_not(
-    error: type[BaseException], left: int, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], left: int
 ) -> None:
-    s = stream(model_of(), images(18).split(3), gather=6, balanced=True)
+    stopping = Stopping()
+    s = stream(model_of(), images(18).split(3), gather=6, balanced=True, keepers=[stopping])
     next(s)
-
-    def stopped(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(s.online, "_take", stopped)
-        with pytest.raises(error):
-            next(s)
+    stopping.error = error
+    with pytest.raises(error):
+        next(s)
     # The batch that was stopped got no answer, and is not kept; a memory that fails is gone.
     assert [memory.count for memory in s.gather.memories.values()] == [3] * left
     assert len(next(s)) == 3

@@ -168,7 +168,7 @@ def test_gradients_that_lie_about_are_not_recorded(monkeypatch: pytest.MonkeyPat
     with taped(monkeypatch):
         s = going(batches(7), captured=True)
         got = [next(s) for _ in range(3)]
-        for parameter in s.online._learnables:
+        for parameter in (p for p in s.model.parameters() if p.requires_grad):
             parameter.grad = torch.ones_like(parameter)
         got += list(s)
     the_same(s, plain, (got, want))
@@ -274,7 +274,7 @@ class Answers:
         (lambda z: z.square().mean(), {}, "lambda.* does not say that it is recordable"),
         (Sub(), {}, "Information.* does not say that it is recordable"),
         (ReliableEntropy(), {}, "ReliableEntropy.* follows the network"),
-        (Answers(), {}, "follows the network, or has its own answer"),
+        (Answers(), {}, "follows the network, or gives its own answer"),
         (entropy, {"keepers": [Pull()]}, "penalty of .*Pull.* does not say"),
         (entropy, {"climb": 0.05}, "climb=0.05 makes two gradients"),
     ],

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from stream_support import NAN, equal, model_of, state_of
+from stream_support import NAN, Stopping, equal, model_of, state_of
 from support import convnet, images, learnables, same
 from undrift.likelihood import entropy
 from undrift.predict import predict
@@ -176,18 +176,14 @@ def test_an_image_that_raises_is_not_learned_and_stops_no_other() -> None:
 
 @pytest.mark.parametrize(("error", "left"), [(KeyboardInterrupt, 2), (RuntimeError, 0)])
 def test_a_step_that_is_stopped_leaves_its_images_and_one_that_fails_does_not(
-    error: type[BaseException], left: int, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], left: int
 ) -> None:
-    s = stream(model_of(), singles(6), gather=3)
+    stopping = Stopping()
+    s = stream(model_of(), singles(6), gather=3, keepers=[stopping])
     next(s), next(s)
-
-    def stopped(*_: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(s.online, "_take", stopped)
-        with pytest.raises(error):
-            next(s)
+    stopping.error = error
+    with pytest.raises(error):
+        next(s)
     assert sum(map(len, s.gather.waiting)) == left
     next(s)
     assert s.report.steps == (1 if left else 0)
@@ -240,7 +236,7 @@ def test_what_cannot_be_gathered_is_refused() -> None:
         stream(undrift.perturb(bare), [], gather=4)
     with pytest.raises(undrift.OptionError, match=r"episodic stream, .* Give episodic=False, or leave gather out"):
         stream(model_of(), [], gather=4, episodic=True)
-    with pytest.raises(undrift.OptionError, match=r"stream_split=3, .* Leave one out"):
+    with pytest.raises(undrift.OptionError, match=r"stream_split=3; .* Leave one out"):
         stream(model_of(stream_split=3), [], gather=4)
     # What has no statistics of a batch needs none that are kept.
     stream(undrift.perturb(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), norm_statistics="batch"), [], gather=4)

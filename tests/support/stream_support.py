@@ -5,9 +5,22 @@ from torch import Tensor
 
 import undrift
 from support import convnet, images, snapshot
+from undrift._types import Keeper
 from undrift.answer.prediction import Prediction
 
 NAN, INF = float("nan"), float("inf")
+
+
+class Stopping(Keeper):
+    """Raises in the middle of the next step, once its gradient is there."""
+
+    def __init__(self) -> None:
+        self.error: type[BaseException] | None = None
+
+    def gradients(self, model: undrift.Perturbed) -> None:
+        if (error := self.error) is not None:
+            self.error = None
+            raise error
 
 
 def model_of(seed: int = 0, **options: object) -> undrift.Perturbed:

@@ -1,6 +1,6 @@
 """The `Prediction` of a batch: probabilities, labels and uncertainty."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -89,6 +89,22 @@ class Prediction:
 def entropy_of(probs: Tensor) -> Tensor:
     """Return −Σ p log p of each row, with 0 log 0 = 0."""
     return torch.special.entr(probs).sum(dim=1)
+
+
+def mean_softmax(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the mean softmax over draws of one batch, and the mean entropy of theirs: the answer of a step.
+
+    Args:
+        draws: the logits of each, one row per image.
+    """
+    probs = [logits.softmax(dim=1) for logits in draws]
+    if len(draws) == 1:
+        return probs[0], entropy_of(probs[0])
+    parts = [(each / len(draws), entropy_of(each) / len(draws)) for each in probs]
+    mean, entropy = parts[0]
+    for more, its_entropy in parts[1:]:
+        mean, entropy = mean + more, entropy + its_entropy
+    return mean, entropy
 
 
 def histogram(labels: Tensor, classes: int) -> Tensor:

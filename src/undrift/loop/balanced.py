@@ -1,8 +1,9 @@
-"""Images whose classes come in runs: a step is made on as many of each predicted class, the newest of each.
+"""Gather a memory that is balanced over predicted classes, for streams whose classes come in runs.
 
-Norm statistics and losses of a batch take it for a sample of the domain. Where a camera looks at one thing for a while
-it is not: what normalises by such batches errs far more than the source network. So steps have a memory of their own,
-balanced by what the network itself predicts (after NOTE, Gong et al. 2022, and RoTTA, Yuan et al. 2023).
+Norm statistics and losses treat a batch as a sample of the domain. A batch is none where a camera looks at one thing
+for a while: methods that normalise by such batches are far worse than the source network. So steps are made on a memory
+that holds the newest images of each class that the network predicts, as many of each (after NOTE, Gong et al. 2022, and
+RoTTA, Yuan et al. 2023).
 """
 
 import heapq
@@ -16,22 +17,22 @@ from torch import Tensor
 
 from undrift.loop.gather import SIZES
 
-OLDEST = 16  # times as many images as a memory has room for: what came before is forgotten, an outlier too
+OLDEST = 16  # times the room of a memory: images that came longer ago are forgotten, outliers among them
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Images of one size: at most `room` of them, the newest of each class, and of no class many more than of another.
+class BalancedMemory:
+    """Images of one size: at most `room`, the newest of each class, about as many of each.
 
-    Nothing in it changes: what a batch adds to it is another memory, which is kept once the batch was answered.
+    It is immutable. Adding a batch returns a new memory, which is kept once the batch has its answer.
 
     Attributes:
-        room: the most that it holds.
-        images: from the oldest to the newest; None where there are none yet.
-        classes: what the network said of each.
-        came: the number of each among all that came.
-        count: how many came.
-        new: how many came since the last step.
+        room: the most images that it holds.
+        images: from the oldest to the newest; None before the first.
+        classes: the class that the network predicted for each.
+        came: the number of each in the order of arrival.
+        count: how many have come.
+        new: how many have come since the last step.
     """
 
     room: int
@@ -42,19 +43,19 @@ class Memory:
     new: int = 0
 
     def due(self, more: int) -> bool:
-        """Return whether with so many images more it may be full, and half of its room has come since a step."""
+        """Return whether so many more images may fill it, and make half of its room new since the last step."""
         return len(self.classes) + more >= self.room and 2 * (self.new + more) >= self.room
 
     @property
     def ready(self) -> bool:
         """Whether to make a step: it is due, and no class has more than half of the places.
 
-        Of the first run alone there is nothing to learn but the run.
+        A memory of the first run alone would teach the network that run.
         """
         return self.due(0) and 2 * max(Counter(self.classes).values()) <= len(self.classes)
 
-    def added(self, images: Tensor, classes: Tensor) -> "Memory":
-        """Return it with images that were answered; one without an answer (−1) is nothing to learn from."""
+    def added(self, images: Tensor, classes: Tensor) -> "BalancedMemory":
+        """Return the memory with these images added; images without an answer (class −1) are left out."""
         found = classes.tolist()
         known = [place for place, its in enumerate(found) if its >= 0]
         if not known:
@@ -70,11 +71,11 @@ class Memory:
         if images.ndim == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):
             held = held.contiguous(memory_format=torch.channels_last)
         chosen = tuple(classes_[p] for p in kept), tuple(came[p] for p in kept)
-        return Memory(self.room, held, *chosen, count, self.new + len(known))
+        return BalancedMemory(self.room, held, *chosen, count, self.new + len(known))
 
 
 def _balanced(classes: Sequence[int], came: Sequence[int], room: int, since: int) -> list[int]:
-    """Return the places that stay: without those that are too old, the oldest of the most frequent class goes first."""
+    """Return the places that stay: drop what came before `since`, then the oldest of the most frequent class."""
     places: dict[int, list[int]] = {}
     for place, its in enumerate(classes):
         if came[place] >= since:
@@ -91,39 +92,39 @@ def _balanced(classes: Sequence[int], came: Sequence[int], room: int, since: int
 
 
 class BalancedGather:
-    """Gathers a balanced memory: once it is full, steps are made on all of it, one for half as many new images.
+    """Gathers images in balanced memories. A full one makes a step each time half of its room is new.
 
     Attributes:
-        least: how many images it has room for.
-        memories: one for each size, precision and device of images, as a batch has one.
+        least: how many images a memory has room for.
+        memories: one for each size, precision and device of images, since a batch holds one kind.
     """
 
     balanced = True
 
     def __init__(self, least: int) -> None:
         self.least = least
-        self.memories: dict[tuple[Any, ...], Memory] = {}
+        self.memories: dict[tuple[Any, ...], BalancedMemory] = {}
 
-    def of(self, images: Tensor) -> Memory:
+    def of(self, images: Tensor) -> BalancedMemory:
         """Return the memory of images like these."""
-        return self.memories.get(_kind(images)) or Memory(self.least)
+        return self.memories.get(_kind(images)) or BalancedMemory(self.least)
 
-    def put(self, images: Tensor, memory: Memory) -> None:
-        """Keep a memory of images like these; where many sizes come, the oldest makes room."""
+    def put(self, images: Tensor, memory: BalancedMemory) -> None:
+        """Keep a memory of images like these; where many sizes come, the memory kept longest ago is dropped."""
         kind = _kind(images)
         others = [(k, m) for k, m in self.memories.items() if k != kind]
         self.memories = dict([*others[-(SIZES - 1) :], (kind, memory)])
 
-    def learned(self, images: Tensor, memory: Memory) -> None:
-        """Keep the memory that a step was made on, and wait for other images."""
+    def learned(self, images: Tensor, memory: BalancedMemory) -> None:
+        """Keep the memory that a step was made on; none of its images is new now."""
         self.put(images, replace(memory, new=0))
 
     def forget(self, images: Tensor) -> None:
-        """Let go of all that are like these."""
+        """Drop the memory of images like these."""
         self.memories.pop(_kind(images), None)
 
     def state(self) -> dict[str, Any]:
-        """Return all that it keeps, for a stream that goes on."""
+        """Return all memories, for a stream that resumes."""
         kept = [
             {name: value for name, value in vars(memory).items() if name != "room"} | {"images": memory.images.clone()}
             for memory in self.memories.values()
@@ -132,10 +133,10 @@ class BalancedGather:
         return {"gather": self.least, "balanced": True, "memories": kept}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on with the images that waited when a stream was stopped."""
+        """Resume with the memories of a stopped stream."""
         self.memories = {}
         for kept in state["memories"]:
-            memory = Memory(self.least, **(dict(kept) | {"images": kept["images"].to(device, copy=True)}))
+            memory = BalancedMemory(self.least, **(dict(kept) | {"images": kept["images"].to(device, copy=True)}))
             assert memory.images is not None
             self.put(memory.images, memory)
 

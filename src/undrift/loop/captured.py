@@ -1,13 +1,17 @@
-"""A stream's gradient as one CUDA graph, so that an uncompiled step does not wait for Python.
+"""Record a stream's gradient as one CUDA graph, so that an uncompiled step does not wait for Python.
 
-A graph reads and writes fixed places in memory. Parameters and optimisers work in place, and the rest is seen to here:
+A graph reads and writes fixed addresses. Parameters and optimisers work in place. This module takes care of the rest:
 
-- gradients: they are what the graph returns, in its own memory, and are put on the parameters after each replay;
-- answers: the next replay writes over them, so they are copied;
-- the data size of the bound: a number on the device, filled in before each replay;
-- norm statistics: a replay moves them in place, and a step that is not made has to leave them as they were, so they are
-  copied. A batch that runs as it is gives layers new tensors; their values are brought to where the graph knows them;
-- all other tensors of the network: where one lies elsewhere than in the recording, the graph is made anew.
+- Gradients are outputs of the graph, in its own memory. They are put on the parameters after each replay.
+- Answers are copied, because the next replay overwrites them.
+- The data size of the bound is a number on the device, written before each replay.
+- Norm statistics move in place in a replay. They are copied before, because a step that is not made has to leave them
+  as they were. A batch that is not replayed gives layers new tensors; their values are copied back to the addresses
+  that the graph knows.
+- If any other tensor of the network has moved since the recording, the graph is recorded again.
+
+A replay calls no hook on the network, and what a module keeps in plain attributes (a counter, an eps) is as it was at
+the recording.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,28 +31,35 @@ from undrift.system.autocast import weights_moved
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it
 Standing = tuple[dict[str, Tensor | None], str, Tensor | None]  # and the tensor that is there
-Computed = tuple[Tensor, Tensor, Tensor | None, list[Tensor | None]]
+Computed = tuple[Found, list[Tensor | None]]
 
 
 class CapturedGradient(Gradient):
-    """One that is recorded at the fourth batch of one kind (shape and dtype) and replayed from then on.
+    """A gradient that is recorded at the fourth batch of one kind (shape and dtype), and replayed from then on.
 
-    Batches of other kinds run as they are, and so do all on a CPU. A network that lies elsewhere in memory than in the
-    recording, or is in another mode, has the graph made anew, after three more batches that run as they are.
+    Batches of other kinds are computed as usual, and so are all on a CPU. If the network has moved in memory since the
+    recording, or is in another mode, the graph is recorded again, after three more batches that are computed as usual.
     """
 
     def __init__(self, plain: Gradient) -> None:
-        super().__init__(plain.model, plain.likelihood, plain.learnables, plain.keepers)
+        super().__init__(plain.model, plain.likelihood, plain.learnables, plain.keepers, plain.answers, plain.more)
         self.plain = plain
-        self._candidates: dict[object, Captured[Computed]] = {}  # by kind; the first with a graph stays alone
+        self._candidates: dict[object, Captured[Computed]] = {}  # by kind; the first that is recorded stays alone
         self._recorded: _Recorded | None = None
         self._before: list[Tensor] = []
         self._copies: list[Tensor] = []
 
-    def __call__(self, images: Tensor, size: int | Tensor, second: bool = False) -> Found:
-        """Leave the gradient in the parameters and return what was found (see `Gradient`)."""
-        if second or not on_gpu(images):
-            return self.plain(images, size, second)
+    def __call__(
+        self,
+        images: Tensor,
+        size: int | Tensor,
+        places: Tensor | None = None,
+        progress: float = 0.0,
+        climbed: bool = False,
+    ) -> Found:
+        """Leave the gradient on the learnables, and return what was found (see `Gradient`)."""
+        if places is not None or climbed or not on_gpu(images):
+            return self.plain(images, size, places, progress, climbed)
         kind = images.shape, images.dtype, images.device
         if self._recorded is not None and not self._recorded.fits():
             self.forget()
@@ -60,9 +71,9 @@ class CapturedGradient(Gradient):
             self._candidates[kind] = Captured(_Computation(self.plain, images.device))
         captured = self._candidates[kind]
         assert isinstance(captured.step, _Computation)
-        captured.step.size.fill_(size)  # by a kernel: a number that is copied from the host is waited for
+        captured.step.size.fill_(size)  # a kernel; copying a number from the host would wait
         before = [] if captured.recorded else _standing(self.model)
-        probs, entropy, numbers, grads = _run(captured, images)
+        found, grads = _run(captured, images)
         for parameter, grad in zip(self.learnables, grads, strict=True):
             parameter.grad = grad
         if captured.recorded and self._recorded is None:
@@ -71,10 +82,13 @@ class CapturedGradient(Gradient):
             self._recorded = _Recorded(self.model, self.learnables)
         if self._recorded is not None:
             self._recorded.moved()
-        return probs.clone(), entropy.clone(), numbers
+        # The next replay writes over the answer; the numbers are read before.
+        return (
+            found if found.answer is None else found._replace(answer=(found.answer[0].clone(), found.answer[1].clone()))
+        )
 
     def _refuse_replaced(self, before: Sequence[Standing]) -> None:
-        """Raise where the forward pass gave a module another tensor: each replay would begin with the recorded one."""
+        """Raise where the forward pass gave a module a new tensor: each replay would start from the recorded one."""
         replaced = [(table, name, tensor) for table, name, tensor in before if table.get(name) is not tensor]
         if not replaced:
             return
@@ -83,9 +97,9 @@ class CapturedGradient(Gradient):
             table[name] = tensor
         names = ", ".join(sorted({name for _, name, _ in replaced}))
         raise CannotRecord(
-            f"the network replaces {names} in its forward pass; needed: a network that changes buffers in place, as "
-            "each replay starts from the tensors of the recording. Change that, or leave captured out. This stream "
-            "stands before this batch, and its state_dict() goes on there."
+            f"the network replaces {names} in its forward pass; needed: a network that changes buffers in place, "
+            "because each replay starts from the tensors of the recording. Change that, or leave captured out. This "
+            "stream stands before this batch; its state_dict() resumes there."
         )
 
     def keep(self) -> None:
@@ -96,31 +110,30 @@ class CapturedGradient(Gradient):
         _copy(self._before, self._copies)
 
     def put_back(self) -> None:
-        """Write the copies into the tensors that the layers had then; the caller gives those back to the layers."""
+        """Write the copies into the tensors that the layers had; the step's mark gives layers those tensors back."""
         _copy(self._copies, self._before)
 
     def forget(self) -> None:
-        """Drop the graph: it is made anew."""
+        """Drop the graph; it is recorded again."""
         self._candidates, self._recorded = {}, None
 
 
 class _Computation:
-    """What is recorded. It does not hold what holds the recording: a stream that nobody has any more ends at once."""
+    """What is recorded. It holds no reference to its recording, so that a dropped stream is freed at once."""
 
     def __init__(self, gradient: Gradient, device: torch.device) -> None:
         self.gradient = gradient
         self.size = torch.zeros((), dtype=torch.int64, device=device)
 
     def __call__(self, images: Tensor) -> Computed:
-        for parameter in self.gradient.learnables:
-            parameter.grad = None  # made by the backward pass: in a recording, in the graph's own memory
+        # The gradient drops old ones first: in a recording the backward pass makes new ones in the graph's own memory.
         found = self.gradient(images, self.size)
         weights_moved()  # casts that were made in a recording are the graph's own
-        return *found, [parameter.grad for parameter in self.gradient.learnables]
+        return found, [parameter.grad for parameter in self.gradient.learnables]
 
 
 class _Recorded:
-    """What of a network a graph refers to, as it was when it was recorded."""
+    """What a graph refers to in a network, as it was at the recording."""
 
     def __init__(self, model: Perturbed, learnables: Sequence[nn.Parameter]) -> None:
         self.model, self.learnables = model, learnables
@@ -128,24 +141,24 @@ class _Recorded:
         self._places = [(table, name) for table, name, _ in _standing(model)]
         self._parts = [(m._modules, list(m._modules.values())) for m in model.modules()]
         self._marks = self._look()
-        # As long as the graph is there, nobody else gets the memory that it reads.
+        # Holding the tensors keeps the memory that the graph reads from being given to others.
         self._held = [tensor.detach() for tensor in (*_tensors(self._places), *learnables)]
 
     def fits(self) -> bool:
-        """Return whether a replay would do what the computation itself would."""
+        """Return whether a replay would compute what the function itself would."""
         home = all((t := table.get(name)) is mine or _alike(t, mine) for table, name, mine in self._moving)
         whole = all(list(table.values()) == parts for table, parts in self._parts)
         return home and whole and self._look() == self._marks
 
     def bring_home(self) -> None:
-        """Give the layers the tensors back that the graph knows, with the values they have now."""
+        """Give layers back the tensors that the graph knows, with the values of those they have now."""
         away = [(table, name, mine) for table, name, mine in self._moving if table[name] is not mine]
         _copy(_tensors((table, name) for table, name, _ in away), [mine for _, _, mine in away])
         for table, name, mine in away:
             table[name] = mine
 
     def moved(self) -> None:
-        """Say of the statistics that they changed, as PyTorch does of what it changes in place."""
+        """Count the change of the statistics, as PyTorch does for what it changes in place."""
         for _, _, tensor in self._moving:
             torch.autograd.graph.increment_version(tensor)
 
@@ -165,11 +178,11 @@ class _Recorded:
 
 
 def check_recordable(model: Perturbed, likelihood: object, keepers: Iterable[Keeper]) -> None:
-    """Raise where the gradient of a stream with these parts cannot be recorded, and replayed, as one CUDA graph."""
+    """Raise if the gradient of a stream with these parts cannot be recorded as one CUDA graph."""
     asked = likelihood.loss if isinstance(likelihood, OfLogits) else likelihood
     found = []
     if isinstance(likelihood, Answering | Deploying | Following | Watching):
-        found.append(f"{likelihood!r} follows the network, or has its own answer")
+        found.append(f"{likelihood!r} follows the network, or gives its own answer")
     elif not _recordable(asked):
         found.append(f"{asked!r} does not say that it is recordable")
     penalties = [k for k in keepers if type(k).penalty is not Keeper.penalty and not _recordable(k)]
@@ -187,12 +200,12 @@ def check_recordable(model: Perturbed, likelihood: object, keepers: Iterable[Kee
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Return whether there can be a CUDA graph of what is done with a tensor."""
+    """Return whether what is computed from a tensor can be a CUDA graph."""
     return tensor.is_cuda
 
 
 def _recordable(part: object) -> bool:
-    # Not inherited: a subclass may ask in another way, and says so itself.
+    # Not inherited: a subclass may compute something else, and has to say so itself.
     return any(bool(vars(own).get("recordable")) for own in (part, type(part)) if hasattr(own, "__dict__"))
 
 
@@ -202,20 +215,20 @@ def _run(captured: Captured[Computed], images: Tensor) -> Computed:
     except CannotRecord as error:
         raise CannotRecord(
             f"the stream's gradient cannot be a CUDA graph ({reason(error.__cause__ or error)}); needed: a network and "
-            "a likelihood that read no values back. Leave captured out, in a new process, as PyTorch's generator on "
-            "this GPU takes itself to be still in the recording. This stream stands before this batch, and its "
-            "state_dict() goes on there."
+            "a likelihood that read no values back. Leave captured out, in a new process: PyTorch's generator on this "
+            "GPU still believes that it is in a recording. This stream stands before this batch; its state_dict() "
+            "resumes there."
         ) from error
 
 
 def _moving(model: Perturbed) -> list[Place]:
-    """Return where the statistics are that move."""
+    """Return where the moving statistics are."""
     policies = [policy for policy in model.norms if policy.statistics in MOVING]
     return [(p.layer._buffers, name) for p in policies for name, t in p.layer._buffers.items() if t is not None]
 
 
 def _standing(model: Perturbed) -> list[Standing]:
-    """Return every tensor of the network but the statistics that move, and where it is."""
+    """Return every tensor of the network except moving statistics, and where it is."""
     apart = {(id(table), name) for table, name in _moving(model)}
     tables: list[dict[str, Any]] = [table for m in model.modules() for table in (m._parameters, m._buffers)]
     return [(table, name, t) for table in tables for name, t in table.items() if (id(table), name) not in apart]
@@ -230,7 +243,7 @@ def _alike(one: Tensor | None, other: Tensor) -> bool:
 
 
 def _copy(values: Sequence[Tensor], to: Sequence[Tensor]) -> None:
-    """Copy tensors to others: one launch for many, where they are of one dtype."""
+    """Copy tensors to others: one launch for all of one dtype."""
     for dtype in {t.dtype for t in to}:
         pairs = [(mine, value) for mine, value in zip(to, values, strict=True) if mine.dtype is dtype]
         torch._foreach_copy_([mine for mine, _ in pairs], [value for _, value in pairs])

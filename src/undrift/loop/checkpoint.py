@@ -1,7 +1,7 @@
-"""A run that can be killed: its state as one safetensors file, tensors beside a JSON header, nothing to unpickle.
+"""Save the state of a run of `adapt` as one safetensors file: tensors and a JSON header, nothing to unpickle.
 
-Written whole or not at all. The header's `identity` says which run it belongs to, and a run of another network, with
-other options or on other data does not go on from it.
+The file is written whole or not at all. `identity` in the header says which run it belongs to: another network, other
+options or other data cannot resume from it.
 """
 
 import json
@@ -27,7 +27,7 @@ class Checkpoint:
     """Named groups of tensors, and plain values.
 
     Attributes:
-        identity: what has to be the same for a run to go on, by name.
+        identity: what has to be the same for a run to resume, by name.
         values: JSON values.
         groups: tensors by group ("model", "optimiser", …) and name.
     """
@@ -52,11 +52,11 @@ class Checkpoint:
 
 
 def read(path: str | os.PathLike[str], identity: Mapping[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint of this very run, or None if there is no file; raises on any other file.
+    """Return the checkpoint of this run, or None if there is no file; raise on the file of another run.
 
     Args:
         path: where `Checkpoint.write` wrote it.
-        identity: that of the run which wants to go on.
+        identity: that of the run that wants to resume.
     """
     if not Path(path).exists():
         return None
@@ -93,7 +93,7 @@ def _compare(path: str | os.PathLike[str], theirs: Mapping[str, Any], ours: Mapp
     ]
     if differences:
         raise PerturbationMismatch(
-            f"{path} is the checkpoint of another run ({'; '.join(differences[:4])}); a run goes on only with the same "
+            f"{path} is the checkpoint of another run ({'; '.join(differences[:4])}); a run resumes only with the same "
             "network, options, data and epochs. Use those, give another path, or delete the file to start anew."
         )
 

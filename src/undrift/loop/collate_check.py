@@ -1,9 +1,9 @@
-"""Whether a collate function leaves each sample at its place in the batch.
+"""Detect collate functions that reorder the samples of a batch.
 
-Nobody says so, and nothing shows it afterwards: a label that is kept for a place goes to another image. So the function
-is asked a second time about the same samples, in another order, with the same random numbers. The rows that it makes
-must follow; where the same rows come back at other places, it sorts or shuffles. Anything else proves nothing: an
-augmentation whose draws go by position makes other rows.
+A likelihood keeps a label for each place in the data set; after a reordering the label would go to another image, and
+no error would show it. So the function is called a second time on the same samples in another order, with the same
+random numbers. If it keeps the order, its rows follow the samples. If the same rows come back at other places, it sorts
+or shuffles. Other rows prove nothing: an augmentation may draw by position.
 """
 
 import random
@@ -21,9 +21,9 @@ from undrift.posterior.batch import images_of
 
 @contextmanager
 def again() -> Iterator[Callable[[], None]]:
-    """Give what puts the global generators back to where they stand now; at the end they are as they were before that.
+    """Give a function that rewinds the global generators to here; at the end they stand where they did before it.
 
-    Torch's on a CPU, NumPy's and Python's: those that a collate function draws from, if it has none of its own.
+    Those are torch's on the CPU, NumPy's and Python's, which a collate function draws from if it has none of its own.
     """
     before = _state()
     now = []
@@ -40,20 +40,20 @@ def again() -> Iterator[Callable[[], None]]:
 
 
 def reorders(collate: Callable[[Any], Any], samples: Sequence[Any], images: Tensor) -> bool:
-    """Return whether a collate function was seen to put samples at other places than their own.
+    """Return whether a collate function was seen to reorder samples.
 
     Args:
-        samples: of one batch, copies of its own; the random numbers are those of the first time.
-        images: what it made of them then.
+        samples: copies of the samples of one batch; the random numbers are those of the first call.
+        images: what the function made of them in the first call.
     """
     count = len(images)
     if count < 3:
         return False
-    # All but the last go one on: a fixed order of its own (reversed, say) would have to fit this one by chance.
+    # Shift all but the last by one: a fixed order of the function's own (say, reversed) could fit this only by chance.
     other = [count - 2, *range(count - 2), count - 1]
     try:
         made = images_of(collate([samples[at] for at in other]))
-    except Exception:  # whatever it raises the second time, the batch itself was made
+    except Exception:  # the first call made the batch, so an error of the second one is no problem
         return False
     if made.shape != images.shape or made.dtype != images.dtype or torch.equal(made, images[other]):
         return False
@@ -63,7 +63,7 @@ def reorders(collate: Callable[[Any], Any], samples: Sequence[Any], images: Tens
 def copied(sample: Any) -> Any:
     """Return the sample with its containers and tensors copied: a collate function may change them in place.
 
-    What it does not know is handed on untouched, labels among it.
+    Other objects, labels among them, are passed on untouched.
     """
     kind = type(sample)  # not isinstance, which asks an object for its class
     if kind is dict:

@@ -1,4 +1,4 @@
-"""A step of one's own as one CUDA graph, so that none of its kernels waits for Python."""
+"""Record a function of tensors as one CUDA graph, so that none of its kernels waits for Python."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,21 +10,21 @@ from torch import Tensor
 from undrift._errors import CannotRecord
 
 T = TypeVar("T")
-_SETTLING = 3  # calls in which kernels are compiled and an optimiser makes its state
+_SETTLING = 3  # calls before the recording, in which kernels are compiled and an optimiser makes its state
 
 
 class Captured(Generic[T]):
     """A function of tensors that a GPU repeats by itself.
 
-    The first three calls run as they are, the fourth is recorded, and it and all later ones are replayed: the same
-    kernels, without Python between them. Noise is new at every replay, and kept statistics move, as in a call that is
-    not replayed. Tensors elsewhere than on a GPU, and tensors of other shapes than the first call's, run as they are.
+    The first three calls run as usual. The fourth is recorded; it and all later ones replay the same kernels without
+    Python between them. Each replay has new noise and moves kept statistics, as a usual call does. Tensors that are not
+    on a GPU, or have other shapes than in the first call, run as usual.
 
-    What a replay returns are the same tensors each time: the next one writes over them.
+    A replay returns the same tensors each time, and the next one overwrites them.
 
     Args:
-        step: forward, loss, backward and optimiser (with `capturable=True`); it must not read values back (`item`,
-            `if loss > …`), as nothing of Python happens in a replay.
+        step: forward, loss, backward and optimiser (with `capturable=True`). It must not read values back (`item`,
+            `if loss > …`), because no Python runs in a replay.
 
     Examples:
         >>> doubled = Captured(lambda x: 2 * x)
@@ -49,7 +49,7 @@ class Captured(Generic[T]):
         if not tensors or not all(t.is_cuda for t in tensors):
             return self.step(*tensors)
         kinds = [_kind(t) for t in tensors]
-        self._kinds = self._kinds or kinds  # the first call's: a short last batch is never what is recorded
+        self._kinds = self._kinds or kinds  # of the first call: a short last batch is never recorded
         if kinds != self._kinds:
             return self.step(*tensors)
         if self._graph is None:
@@ -65,7 +65,7 @@ class Captured(Generic[T]):
         return self._output  # type: ignore[return-value]
 
     def _aside(self, tensors: tuple[Tensor, ...]) -> T:
-        # As a recording does: autograd remembers which stream a tensor's gradient comes in.
+        # On a side stream, as a recording is: autograd remembers the stream of a tensor's gradient.
         side = _side_stream(tensors[0].device, "settling")
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -77,8 +77,8 @@ class Captured(Generic[T]):
         graph, self._inputs = torch.cuda.CUDAGraph(), tuple(t.detach().clone() for t in tensors)
         current = torch.cuda.current_stream()
         try:
-            # A stream of this GPU: torch's own for recordings is of whichever GPU was first. And other threads may do
-            # what we must not meanwhile: a loader's pins memory.
+            # A stream of this GPU: torch's default for recordings belongs to whichever GPU recorded first. And other
+            # threads may do what a recording must not: a loader's thread pins memory.
             side = _side_stream(tensors[0].device, "recording")
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 self._output = self.step(*self._inputs)
@@ -88,21 +88,21 @@ class Captured(Generic[T]):
             raise CannotRecord(
                 f"the step cannot be recorded as a CUDA graph ({reason(error)}); needed: a step that reads no values "
                 "back, and an optimiser with capturable=True. Change that, or call the step itself, in a new process: "
-                "PyTorch's generator on this GPU takes itself to be still in the recording."
+                "PyTorch's generator on this GPU still believes that it is in a recording."
             ) from error
         finally:
-            torch.cuda.set_stream(current)  # one that fails stays in its own
+            torch.cuda.set_stream(current)  # a recording that fails leaves its own stream in place
         self._graph = graph
 
 
 @cache
 def _side_stream(device: torch.device, _what: str) -> torch.cuda.Stream:
-    """Return always the same stream: libraries keep workspaces for each, and freed memory stays with it."""
+    """Return the same stream every time: libraries keep a workspace for each, and freed memory stays with it."""
     return torch.cuda.Stream(device)
 
 
 def reason(error: BaseException) -> str:
-    """Return what went wrong in a recording: its end, which fails then too, says less than what came before."""
+    """Return what went wrong in a recording: the error before the one that its end raises, which says less."""
     first = error.__context__
     return str(first if isinstance(first, RuntimeError) else error).partition("\n")[0]
 

@@ -1,7 +1,10 @@
-"""Images that come one by one: each is answered at once, and a step waits until enough of them are there.
+"""Gather images that come one by one: each is answered at once, and a step waits until there are enough.
 
-Norm layers that normalise by the batch need one. Of single images a network makes next to nothing (WRN-40-2 on
-CIFAR-10-C: 90 % error, where the source has 49), and its steps ruin it.
+Norm layers that normalise by the batch need a batch. On single images they fail (WRN-40-2 on CIFAR-10-C: 90 % error,
+where the source has 49), and steps on single images ruin the network.
+
+Answers come from the network after its last step, under the statistics that this step left; before the first step they
+are the source's. Where a named method has `norm_statistics="batch"`, "train" takes its place.
 """
 
 import warnings
@@ -21,11 +24,11 @@ SIZES = 4  # of images, each with a batch of its own that fills
 
 
 class Gather:
-    """Keeps images until they are enough for a step: those of one size and precision, as a batch has one.
+    """Keeps images until there are enough for a step, those of each size and precision apart.
 
     Attributes:
-        least: how many images a step wants.
-        waiting: those that came since the last one, in the parts in which they came.
+        least: how many images a step needs.
+        waiting: the images since the last step, in the parts in which they came.
     """
 
     balanced = False
@@ -35,28 +38,28 @@ class Gather:
         self.waiting: list[Tensor] = []
 
     def enough(self, images: Tensor) -> Tensor | None:
-        """Return all images of this size that wait, and these, where that is enough for a step."""
+        """Return all waiting images of this size together with these, or None if a step needs more."""
         before = [part for part in self.waiting if _alike(part, images)]
         if sum(map(len, before)) + len(images) < self.least:
             return None
         return torch.cat([*before, images]) if before else images
 
     def keep(self, images: Tensor) -> None:
-        """Have these wait; where many sizes come, the oldest make room, so that memory does not grow for ever."""
-        self.waiting.append(images.detach().clone())  # a camera may write the next image to the same place
+        """Keep these for a later step; where many sizes come, the oldest images are dropped, to bound memory."""
+        self.waiting.append(images.detach().clone())  # a camera may write its next image into the same tensor
         while sum(map(len, self.waiting)) > SIZES * self.least:
             del self.waiting[0]
 
     def forget(self, images: Tensor) -> None:
-        """Let go of all that wait and have the size of these."""
+        """Drop all waiting images of the size of these."""
         self.waiting = [part for part in self.waiting if not _alike(part, images)]
 
     def state(self) -> dict[str, Any]:
-        """Return all that waits, for a stream that goes on."""
+        """Return all that waits, for a stream that resumes."""
         return {"gather": self.least, "waiting": [part.clone() for part in self.waiting]}
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on with the images that waited when a stream was stopped."""
+        """Resume with the images that waited when a stream was stopped."""
         self.waiting = [part.to(device, copy=True) for part in state["waiting"]]
 
 
@@ -65,7 +68,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 
 def between_steps(options: Options) -> Options:
-    """Return a method's options such that it can answer between two steps: by statistics that the last one left.
+    """Return a method's options with norm statistics that are kept between steps, for the answers in between.
 
     "train" makes the same steps as "batch".
     """
@@ -73,8 +76,8 @@ def between_steps(options: Options) -> Options:
 
 
 def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -> int | None:
-    """Return how many images a step waits for, or None for a step a batch."""
-    least = count_or_none(gather, "gather", "Leave it out to make a step a batch; 64 serves single images.")
+    """Return how many images a step waits for, or None for a step per batch."""
+    least = count_or_none(gather, "gather", "Leave it out to make a step per batch; 64 serves single images.")
     if not isinstance(balanced, bool):
         raise OptionError(f"balanced={balanced!r} is neither True nor False. The memory's size is gather: gather=128.")
     if least is None:
@@ -86,13 +89,13 @@ def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -
         return None
     if episodic:
         raise OptionError(
-            f"gather={least} was given to an episodic stream, which forgets before every batch; what is gathered has "
-            "to outlast one. Give episodic=False, or leave gather out."
+            f"gather={least} was given to an episodic stream, which starts anew with every batch; needed: a stream "
+            "that remembers more than one. Give episodic=False, or leave gather out."
         )
     if (split := model.options.stream_split) is not None:
         raise OptionError(
-            f"gather={least} was given with stream_split={split}, which makes steps on so many images at a time; "
-            "needed: one or the other. Leave one out."
+            f"gather={least} was given with stream_split={split}; the first makes steps on many batches together, the "
+            "second on parts of one. Needed: one of the two. Leave one out."
         )
     for policy in _by_batch(model, ("batch", None)):
         to_do = (
@@ -108,7 +111,7 @@ def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -
 
 
 def warn_of_single(model: Perturbed) -> None:
-    """Warn where a stream that normalises by the batch gets images one by one."""
+    """Warn if a stream that normalises by the batch gets images one by one."""
     if _by_batch(model, ("batch", "train", None)):
         warnings.warn(
             "images come one by one, and norm layers of this stream normalise by the batch; needed: some dozens of "
@@ -120,9 +123,9 @@ def warn_of_single(model: Perturbed) -> None:
 
 
 def _by_batch(model: Perturbed, statistics: Sequence[str | None]) -> list[Any]:
-    """Return the batch norms over images with this policy; None is that of one without statistics of its own.
+    """Return the policies of batch norms over images that use these statistics; None means a norm that keeps none.
 
-    Those over vectors (BatchNorm1d) have one value a channel of an image, and take the kept ones for it.
+    BatchNorm1d is left out: it has one value per channel of an image, and normalises it by the kept statistics.
     """
     return [
         policy

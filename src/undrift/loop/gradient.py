@@ -1,6 +1,7 @@
-"""The gradient of a stream's objective (paper eq. 3) on one batch, and what is found on the way."""
+"""Compute the gradient of the objective (paper eq. 3) on one batch: the function that a CUDA graph records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,21 +9,38 @@ from torch.nn.utils import get_total_norm
 
 from undrift._types import Answering, Keeper, Likelihood, Step
 from undrift.answer.forward import forward
-from undrift.answer.prediction import entropy_of
+from undrift.answer.prediction import mean_softmax
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing
 from undrift.system.autocast import weights_moved
 
-Found = tuple[Tensor, Tensor, Tensor | None]
-"""Mean softmax; mean entropy; likelihood, KL and the gradient's norm as one tensor, or None: nothing was asked."""
+More = Callable[[Tensor], Sequence[Tensor]]
+
+
+class Found(NamedTuple):
+    """What one gradient found; all of it is still on the device.
+
+    Attributes:
+        answer: mean softmax over the draws, and the mean of its entropy; None where no answer is wanted.
+        numbers: likelihood, KL, the gradient's norm, and whatever else the loop reads back, as one tensor; None where
+            the likelihood asked nothing of this batch.
+    """
+
+    answer: tuple[Tensor, Tensor] | None
+    numbers: Tensor | None
 
 
 class Gradient:
-    """Leaves the objective's gradient in the learnables; nothing that it finds is read back.
+    """Leaves the gradient of likelihood + KL + penalties on the learnables, and reads nothing back.
 
-    It knows nothing of the stream around it: a recording of it, which the stream holds, must not hold the stream.
+    It knows nothing of the loop around it: a stream holds the recording of it, and the recording must not hold the
+    stream.
+
+    Args:
+        answers: whether the passes of a step are answers too (in a stream).
+        more: returns more numbers to read back, from the logits of the last draw.
     """
 
     def __init__(
@@ -31,11 +49,14 @@ class Gradient:
         likelihood: Likelihood,
         learnables: Sequence[nn.Parameter],
         keepers: Sequence[Keeper] = (),
+        answers: bool = False,
+        more: More | None = None,
     ) -> None:
         self.model, self.likelihood, self.learnables, self.keepers = model, likelihood, learnables, keepers
+        self.answers, self.more = answers, more
 
     def keep(self) -> None:
-        """Get ready for `put_back`. Here nothing is to be done: what moves is replaced, and never changed in place."""
+        """Prepare for `put_back`. Nothing to do here: what moves is replaced, never changed in place."""
 
     def put_back(self) -> None:
         """Undo what happened in place since `keep`."""
@@ -43,52 +64,76 @@ class Gradient:
     def forget(self) -> None:
         """Forget what is known of tensors that others have replaced."""
 
-    def __call__(self, images: Tensor, size: int | Tensor, second: bool = False) -> Found:
-        """Leave the gradient in the parameters, draw by draw; return what was found, still on the device.
+    def __call__(
+        self,
+        images: Tensor,
+        size: int | Tensor,
+        places: Tensor | None = None,
+        progress: float = 0.0,
+        climbed: bool = False,
+    ) -> Found:
+        """Leave the gradient on the learnables, and return what was found.
+
+            mean over draws of likelihood(logits) + kl_term(size) + penalties
 
         Args:
-            size: images seen with these, the data size of the bound; a tensor is not looked at.
-            second: whether this is the second pass of a step with the option `climb`.
+            size: the data size of the bound; a tensor is not looked at.
+            places: of the images in their data set (over epochs).
+            progress: the part of all steps that is done (over epochs).
+            climbed: whether this is the second gradient of a step with the option `climb`.
         """
-        model = self.model
-        draws = model.options.train_samples
-        step = Step(model, images, lambda x: forward(model, x), climbed=second)
-        model.key.training = not second
+        model, key = self.model, self.model.key
+        step = Step(model, images, self._beside, places, progress, climbed)
+        draws = max(1, model.options.train_samples)
+        noisy = key.noisy and model.options.train_samples > 0
+        answers = list[Tensor]()
+        likelihood, asked = torch.zeros((), device=images.device), False
+        for parameter in self.learnables:
+            parameter.grad = None
         # Casts that autocast kept from a pass without gradients cut weights off, in some versions of torch. And casts
         # belong into a recording, for its replays to follow the weights.
         weights_moved()
-        probs = mean_entropy = loss = torch.zeros((), device=images.device)
-        kl = loss.detach()
-        asked = False
-        noisy = model.key.noisy and draws > 0
-        for draw in range(max(1, draws)):
+        training, key.training = key.training, not climbed
+        try:
             with torch.set_grad_enabled(bool(self.learnables)):
-                # Statistics move once a batch, however many draws there are; all are normalised alike.
-                with beside_a_step(model, noisy) if draw or second else drawing(model.key, noisy):
-                    logits = forward(model, images)
-                model.key.training = False
-                part = self.likelihood(logits, step)
-                if part is not None:
-                    asked, part = True, one_number(part) / max(1, draws)
-                    if self.learnables:
-                        part.backward()  # draw by draw: one graph at a time is held
-                    loss = loss + part.detach()
-            answer = logits.detach()
-            if isinstance(self.likelihood, Answering) and not second:
-                answer = self.likelihood.answer(answer)
-            softmax = answer.softmax(dim=1)
-            probs = probs + softmax / max(1, draws)
-            mean_entropy = mean_entropy + entropy_of(softmax) / max(1, draws)
+                for draw in range(draws):
+                    # Statistics move once per batch, however many draws there are; all are normalised alike.
+                    with beside_a_step(model, noisy) if draw or climbed else drawing(key, noisy):
+                        logits = forward(model, images)
+                    key.training = False
+                    loss = self.likelihood(logits, step)
+                    if loss is not None:
+                        asked, loss = True, one_number(loss) / draws
+                        if self.learnables:
+                            loss.backward()  # draw by draw: one graph at a time is held
+                        likelihood = likelihood + loss.detach()
+                    if self.answers and not climbed:
+                        answers.append(self._answer(logits.detach()))
+                kl = self._penalties(size) if asked and self.learnables else likelihood.new_zeros(())
+        finally:
+            key.training = training
+        answer = mean_softmax(answers) if answers else None
         if not asked:
-            return probs, mean_entropy, None
-        if self.learnables:
-            kl = kl_term(model, size)
-            for penalty in (kl, *(keeper.penalty(model) for keeper in self.keepers)):
-                if penalty is not None and penalty.requires_grad:
-                    penalty.backward()
-            kl = kl.detach()
+            return Found(answer, None)
         # The norm, not the largest value: Adam keeps squares, and an infinite one would stop its parameter for ever.
         grads = [p.grad for p in self.learnables if p.grad is not None]
         # Of no tensors torch's norm is a zero on the CPU, and to bring that to a GPU is a wait.
-        norm = get_total_norm(grads) if grads else loss.new_zeros(())
-        return probs, mean_entropy, torch.stack([t.to(loss) for t in (loss, kl, norm)])
+        norm = get_total_norm(grads) if grads else likelihood.new_zeros(())
+        more = () if self.more is None else self.more(logits.detach())
+        return Found(answer, torch.stack([t.detach().to(likelihood) for t in (likelihood, kl, norm, *more)]))
+
+    def _answer(self, logits: Tensor) -> Tensor:
+        return self.likelihood.answer(logits) if isinstance(self.likelihood, Answering) else logits
+
+    def _penalties(self, size: int | Tensor) -> Tensor:
+        """Add the gradients of the KL and of the keepers' penalties, and return the KL."""
+        kl = kl_term(self.model, size)
+        for penalty in (kl, *(keeper.penalty(self.model) for keeper in self.keepers)):
+            if penalty is not None and penalty.requires_grad:
+                penalty.backward()
+        return kl
+
+    def _beside(self, images: Tensor) -> Tensor:
+        """Return logits for a likelihood that looks at more images: no statistics move."""
+        with beside_a_step(self.model, self.model.key.noisy):
+            return forward(self.model, images)

@@ -1,4 +1,4 @@
-"""Notices a stream that collapses onto few classes, without labels."""
+"""Notice a stream that collapses onto few classes, without labels."""
 
 from typing import Any
 
@@ -11,19 +11,20 @@ from undrift.answer.temperature import logits_once
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 
-WINDOW = 10  # images a class that the histograms remember
+WINDOW = 10  # images per class that the histograms remember
 LEAST_RATIO = 0.5
 
 
 class Guard:
-    """Compares the classes that the adapted network predicts with those of the source network.
+    """Compares the classes that the adapted network predicts with those that the source network predicts.
 
-    Two histograms of predicted classes over the last images (about ten a class), one a network; collapsed is
+    Each network has a histogram of its predicted classes over the last images, about ten per class. The adapted network
+    has collapsed when the entropy of its histogram is less than half of the source's:
 
         H(adapted) < ½ H(source)
 
-    Both see the same images, so a stretch of one class lowers both, and is no collapse. It judges only once the window
-    is half full. It costs two more forward passes a batch.
+    Both see the same images, so a stretch of one class lowers both entropies and is no collapse. The guard judges once
+    the window is half full. It costs two more forward passes per batch.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,7 @@ class Guard:
     @torch.no_grad()
     def collapsed(self, model: Perturbed, images: Tensor) -> Tensor:
         """Return whether the adapted network has collapsed, after one more batch; the network is in eval mode."""
-        # off() gives the flags of before `perturb` back: dropout, where that was in train mode.
+        # off() restores the flags from before `perturb`: with dropout, if the network was in train mode.
         with model.off() as net, evaluating(net):
             source = forward(model, images)
         window = WINDOW * source.shape[1]
@@ -42,7 +43,7 @@ class Guard:
         self.source = _added(self.source, source, kept)
         self.adapted = _added(self.adapted, logits_once(model, images), kept)
         seen = self.source.sum()
-        ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 where both see one class: no collapse
+        ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 if both predict one class: no collapse
         return (seen >= window / 2) & (ratio < LEAST_RATIO)
 
     def forget(self) -> None:

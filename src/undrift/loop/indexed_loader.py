@@ -1,4 +1,4 @@
-"""A DataLoader that says for each image where it lies in its data set."""
+"""Go through a user's DataLoader and give each image's place in its data set."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,30 +16,30 @@ Pass = Iterator[tuple[Tensor, Tensor]]
 
 
 def filled(data: Any) -> None:
-    """Raise where there is not one image."""
+    """Raise if there is no image."""
     if len(data) == 0:
         raise DataError("unlabelled has no images; adapt needs some. Check the folder or the filter it was made from.")
 
 
 def even(batch_size: int, size: int) -> int:
-    """Return the batch size, or the next one that leaves no last batch of one: one image has no batch statistics."""
+    """Return the batch size, or the next one without a last batch of one: one image has no batch statistics."""
     while size > 1 and batch_size > 1 and size % batch_size == 1:
         batch_size += 1
     return batch_size
 
 
 def mixed(places: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return the places in a mixed order that is always the same, a batch at a time."""
+    """Return the places batch by batch, in a mixed order that is always the same."""
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0)).tolist()
     step = even(batch_size, len(places))
     return [[places[i] for i in order[at : at + step]] for at in range(0, len(order), step)]
 
 
 class OfLoader:
-    """A DataLoader over a data set with places: its batches, sampler, workers and collate function are kept.
+    """A user's DataLoader over a data set with a length, with its batches, sampler, workers and collate function.
 
     Args:
-        strict: a place must mean the same image in every pass; else `aligned` says whether it does.
+        strict: raise where a place does not mean the same image in every pass; else `aligned` says so.
 
     Attributes:
         doubts: what the caller should warn of.
@@ -66,7 +66,7 @@ class OfLoader:
             "worker_init_fn": loader.worker_init_fn,
             "multiprocessing_context": loader.multiprocessing_context,
             "prefetch_factor": loader.prefetch_factor,
-            # Workers that live on keep their random state, which a run that was killed and resumed could not repeat.
+            # Persistent workers keep random states, which a run that was killed could not repeat.
             "persistent_workers": False,
         }
         batches: Any = loader.batch_sampler
@@ -84,7 +84,7 @@ class OfLoader:
 
     def everything(self) -> Pass:
         """Yield every image once."""
-        # Its own generator: a look at the domain must not change the order of the next epoch.
+        # A generator of its own: a look at the domain must not change the order of the next epoch.
         yield from self._loader(self._chunks, torch.Generator().manual_seed(0))
 
     def _loader(self, batches: Any, generator: torch.Generator | None) -> Pass:
@@ -94,10 +94,10 @@ class OfLoader:
             images = images_of(item)
             if found is not None:
                 self._object(found)
-            # Without places of its own an image is known by its position in the pass.
+            # An image without a known place is identified by its position in the pass.
             yield places if self.aligned else torch.arange(at, at + len(images)), images
             at += len(images)
-        self._collate.watched = False  # one pass has shown every batch
+        self._collate.watched = False  # one pass has checked every batch
 
     def _object(self, found: str) -> None:
         do = (
@@ -118,7 +118,7 @@ class OfLoader:
 
 
 class _Placed(Dataset[Any]):
-    """A data set that says for each item where it lies."""
+    """A data set that gives each item's place with it."""
 
     def __init__(self, dataset: Any, images_only: bool) -> None:
         self.dataset = dataset
@@ -137,12 +137,12 @@ class _Placed(Dataset[Any]):
 
 
 class _Collate:
-    """The user's collate function, with the places beside what it makes, and what speaks against them.
+    """The user's collate function. It returns the samples' places, the batch, and what is wrong with their order.
 
-    It may run in a worker, so that is handed on as a value: an error from there would come with its traceback alone.
+    What is wrong is returned, not raised: this may run in a worker, whose errors arrive as bare tracebacks.
 
     Args:
-        watched: ask it a second time about each batch, to see that it keeps the order.
+        watched: call the function a second time for each batch, to check that it keeps the order.
     """
 
     def __init__(self, collate: Callable[[Any], Any], watched: bool) -> None:
@@ -157,22 +157,22 @@ class _Collate:
             try:
                 images = images_of(batch)
             except DataError:
-                return torch.tensor(places), batch, None  # the caller will say it
+                return torch.tensor(places), batch, None  # the caller raises the same error
             if len(images) == len(there):
-                # The usual way to leave out broken files: None from the data set, dropped here.
+                # The usual way to skip broken files: the data set returns None, and the collate function drops it.
                 places = [places[at] for at in there]
             if len(images) != len(places):
                 return torch.tensor(places), batch, f"made {len(images)} images of {len(items)} samples"
             if not self.watched:
                 return torch.tensor(places), batch, None
-            batch = copied(batch)  # it may have one buffer for all batches
+            batch = copied(batch)  # the function may reuse one buffer for all batches
             repeat()
             lost = reorders(self.collate, kept, images_of(batch))
         return torch.tensor(places), batch, "reorders the samples of a batch" if lost else None
 
 
 def _image(item: Any) -> Any:
-    """Return the image of one sample before it is collated, so that not even the collate function meets a label."""
+    """Return the image of one sample before it is collated, so that not even the collate function sees a label."""
     if isinstance(item, Mapping):
         key = next((k for k in KEYS if k in item), None)
         return item if key is None else _image(item[key])

@@ -1,4 +1,4 @@
-"""The optimiser of a network that adapts: log-variances, norm affine, weights and a likelihood's own, each its rate."""
+"""Make the optimiser of a network that adapts, with a learning rate for each kind of parameter."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ def make_optimiser(
     weight_decay: float = 0.0,
     own: Iterable[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
-    """Return the optimiser over all learnables, in groups: what they are, and whether they are fast.
+    """Return the optimiser over all learnables, in groups by kind (log-variance, affine, weights) and speed.
 
-    Weight decay never touches a log-variance: pulling it to 0 pulls σ to 1, far beyond any kernel.
+    Weight decay never applies to a log-variance: pulling it to 0 would pull σ to 1, far beyond any kernel.
 
     Args:
-        own: parameters of the likelihood itself (a head of its own), trained along.
+        own: parameters of the likelihood itself (a second head), trained along.
     """
     options = model.options
     affine = {id(p) for policy in model.norms for p in policy.parameters()}
@@ -48,7 +48,7 @@ def make_optimiser(
         }
         for (what, fast), parameters in sorted(groups.items())
     ]
-    # Nothing may change but statistics: an optimiser of nothing, whose steps do nothing.
+    # Where only statistics may change, this is an optimiser without parameters, whose steps do nothing.
     settings = settings or [{"params": [], "name": "nothing", "lr": lr, "weight_decay": 0.0}]
     fused = _fusible([p for parameters in groups.values() for p in parameters])
     if kind == "adam":
@@ -56,12 +56,25 @@ def make_optimiser(
     return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused)
 
 
-def _fusible(parameters: Sequence[nn.Parameter]) -> bool | None:
-    """Return whether one kernel can move them all, and else None, for torch to choose.
+def optimiser_over_epochs(model: Perturbed, likelihood: object) -> torch.optim.Optimizer:
+    """Return the optimiser that the options of a network ask for over epochs."""
+    options = model.options
+    kind, lr, decay = options.adapt_optimiser, options.adapt_lr, options.weight_decay
+    return make_optimiser(model, kind, lr, decay, own_parameters(likelihood))
 
-    Norm affine and log-variances are many small vectors: Adam took 3.3 ms for 160 of 64 numbers one by one, 0.6 ms
-    fused (a CPU, one thread). The kernel refuses gradients with other strides than their parameter's, which a
-    dimension of one (a 1×1 convolution, channels-last) may have: weights of convolutions are left to torch.
+
+def own_parameters(likelihood: object) -> list[nn.Parameter]:
+    """Return the parameters of a likelihood itself."""
+    return list(likelihood.parameters()) if isinstance(likelihood, nn.Module) else []
+
+
+def _fusible(parameters: Sequence[nn.Parameter]) -> bool | None:
+    """Return True if one fused kernel can move all of them, else None, which lets torch choose.
+
+    Norm affine and log-variances are many small vectors. For 160 of them with 64 numbers each, Adam took 3.3 ms one by
+    one and 0.6 ms fused (CPU, one thread). The fused kernel refuses gradients whose strides differ from their
+    parameter's, as may happen with a dimension of one (a 1×1 convolution, channels-last); so torch chooses for weights
+    of convolutions.
     """
 
     def plain(p: nn.Parameter) -> bool:
@@ -76,9 +89,27 @@ def learnables(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"]]
 
 
+class Schedule:
+    """The learning rates over all steps of a run: constant, or falling as SHOT's do, lr · (1 + 10·p)^−0.75.
+
+    p is the part of all steps that is done with this one.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer, falling: bool, total: int) -> None:
+        self.optimiser, self.falling, self.total = optimiser, falling, total
+        self._rates = [group["lr"] for group in optimiser.param_groups]
+
+    def set(self, number: int) -> float:
+        """Set the rates of the number-th step, and return what they are multiplied by."""
+        factor = (1 + 10 * number / self.total) ** -0.75 if self.falling else 1.0
+        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        return factor
+
+
 @contextmanager
 def climbed(parameters: Sequence[nn.Parameter], radius: float) -> Iterator[None]:
-    """Move the parameters by `radius` along their gradient (one norm over all), and back bit for bit at the end."""
+    """Move the parameters by `radius` along their joint gradient; at the end put them back, bit for bit."""
     before = [p.detach().clone() for p in parameters]
     with torch.no_grad():
         grads = [p.grad for p in parameters if p.grad is not None]

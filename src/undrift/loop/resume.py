@@ -1,4 +1,4 @@
-"""What of a run is written down, and how it goes on from there."""
+"""Pack the state of a run of `adapt` into a checkpoint, and resume from one."""
 
 import hashlib
 import re
@@ -19,12 +19,12 @@ from undrift.posterior.state import fill_likelihood, likelihood_state, restore, 
 if TYPE_CHECKING:
     from undrift.loop.epochs import Run
 
-_COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches", "best_epoch")
-_LATER = ("over", "idle_steps", "idle_epoch")  # older files have none of these
+_COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches")
+_LATER = ("over", "idle_steps", "idle_epoch")  # missing in older files
 
 
 def mark_of(images: Any) -> str | None:
-    """Return a mark of these images, None where they may differ each time (a Dataset that augments)."""
+    """Return a checksum of the images; None where they may differ each time (a Dataset that augments)."""
     if isinstance(images, FileDomain):
         content = "\n".join(source.name for source in images.sources).encode()
     elif isinstance(images, Tensor | TensorDomain):
@@ -37,34 +37,34 @@ def mark_of(images: Any) -> str | None:
 
 
 def shown(part: object) -> str:
-    """Return how a part prints, the same in every process."""
-    # Functions print with an address that the next process does not have.
+    """Return a part's repr without memory addresses, which differ between processes."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part))
 
 
 def identity(run: "Run") -> dict[str, Any]:
-    """Return what two parts of one run have in common."""
+    """Return what has to be the same for a run to resume, by name."""
     return {
         "source network": fingerprint(run.model),
         **run.model.options.as_dict(),
         "likelihood": shown(run.likelihood),
         "keepers": [shown(keeper) for keeper in run.stepper.keepers],
-        "epochs": run.epochs,
-        "keep best": run.keep_best,
-        "images": run.data.size,
-        "which images": run.mark,
-        "batches": run.data.steps,
+        "epochs": run.plan.epochs,
+        "keep best": run.plan.keep_best,
+        "images": run.images.data.size,
+        "which images": mark_of(run.images.given),
+        "batches": run.images.data.steps,
     }
 
 
 def pack(run: "Run") -> Checkpoint:
-    """Return the whole state of a run that stands between two steps."""
+    """Return the whole state of a run between two steps."""
     likelihood = likelihood_state(run.likelihood)
     values: dict[str, Any] = {name: getattr(run, name) for name in (*_COUNTS, *_LATER)}
     values |= {
         "under way": run.start is not None,
-        "bad_images": sorted(run.bad_images),
-        "surveys": {epoch: asdict(found) for epoch, found in run.surveys.items()},
+        "bad_images": sorted(run.images.bad),
+        "surveys": {epoch: asdict(found) for epoch, found in run.surveys.found.items()},
+        "best_epoch": run.surveys.best_epoch,
         "likelihood": {name: value for name, value in likelihood.items() if not isinstance(value, Tensor)},
     }
     keepers = [keeper.state_dict() for keeper in run.stepper.keepers]
@@ -75,8 +75,8 @@ def pack(run: "Run") -> Checkpoint:
         "random": run.randomness.state(),
         "start": run.start or {},
         "likelihood": {name: value for name, value in likelihood.items() if isinstance(value, Tensor)},
-        "best": run.best,
-        "answers": run.answers,
+        "best": run.surveys.best,
+        "answers": run.surveys.answers,
         "history": {"steps": torch.tensor([astuple(row) for row in run.rows], dtype=torch.float64)},
     }
     groups |= {
@@ -87,7 +87,7 @@ def pack(run: "Run") -> Checkpoint:
 
 
 def unpack(run: "Run", found: Checkpoint) -> None:
-    """Put a run to where the checkpoint stood."""
+    """Put a run where the checkpoint stands."""
     groups = {name: found.groups.get(name, {}) for name in ("random", "start", "likelihood", "best", "answers")}
     try:
         restore(run.model, found.groups["model"])  # checks all names and shapes first
@@ -97,9 +97,10 @@ def unpack(run: "Run", found: Checkpoint) -> None:
         for name in _LATER:
             setattr(run, name, found.values.get(name, getattr(run, name)))
         run.start = groups["start"] if found.values["under way"] else None
-        run.bad_images = set(found.values["bad_images"])
-        run.surveys = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}
-        run.best, run.answers = groups["best"], groups["answers"]
+        run.images.bad = set(found.values["bad_images"])
+        run.surveys.found = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}
+        run.surveys.best_epoch, run.surveys.best = found.values["best_epoch"], groups["best"]
+        run.surveys.answers = groups["answers"]
         rows = found.groups["history"]["steps"].tolist()
         run.rows = [HistoryRow(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
         fill_likelihood(run.likelihood, found.values["likelihood"] | groups["likelihood"], run.model)
@@ -108,7 +109,8 @@ def unpack(run: "Run", found: Checkpoint) -> None:
         run.randomness.put(groups["random"])
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{run.path} lacks {error}; needed: a checkpoint as adapt writes it. Delete the file to start anew."
+            f"{run.plan.checkpoint} lacks {error}; needed: a checkpoint as adapt writes it. Delete the file to start "
+            "anew."
         ) from error
 
 

@@ -1,142 +1,177 @@
-"""One step over a batch: its gradients, and either the whole step or none of it."""
+"""Take one step on the objective (paper eq. 3), the whole step or none of it: the engine of both loops."""
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from undrift._types import Following, Keeper, Likelihood, Step
-from undrift.likelihood import one_number
-from undrift.loop.optimise import learnables, make_optimiser
-from undrift.objective import kl_term
+from undrift._types import Following, Keeper, Likelihood
+from undrift.loop.captured import CapturedGradient
+from undrift.loop.gradient import Found, Gradient, More
+from undrift.loop.optimise import climbed, learnables
 from undrift.posterior.norm import MOVING
-from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step, drawing, filled_in
+from undrift.posterior.state import filled_in
 from undrift.system.autocast import weights_moved
-from undrift.system.randomness import Randomness
+from undrift.system.interrupts import uninterrupted
+
+NOTHING_ASKED = "nothing asked of it"
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What came of a step.
+
+    Attributes:
+        answer: in a stream, mean softmax over the draws and the mean of its entropy, from before the step.
+        numbers: likelihood, KL, the gradient's norm, and what else the loop reads; None where nothing was asked.
+        why_not: why the step was not made; None where it was.
+        resets: why keepers put the network back to its source, where they did.
+    """
+
+    answer: tuple[Tensor, Tensor] | None
+    numbers: tuple[float, ...] | None
+    why_not: str | None
+    resets: tuple[str, ...] = ()
 
 
 class Stepper:
-    """Takes a perturbed network down its objective (paper eq. 3), with the learning rates of its options.
+    """Makes the steps of one adaptation, over epochs or in a stream.
 
-    The rates stay, or follow SHOT's schedule, lr · (1 + 10·p)^−0.75, where p is the part of all steps that is done with
-    this one.
+    Args:
+        keepers: they are started here.
+        online: whether this is a stream. There the passes of a step are answers, the option `climb` counts, keepers
+            follow the loss, and the noise of a step that was not made does not come again.
+        captured: record the gradient as a CUDA graph.
+        more: returns more numbers to read back, from the logits of the last draw.
     """
 
     def __init__(
-        self, model: Perturbed, likelihood: Likelihood, size: int, total: int, keepers: Sequence[Keeper] = ()
+        self,
+        model: Perturbed,
+        likelihood: Likelihood,
+        optimiser: torch.optim.Optimizer,
+        keepers: Sequence[Keeper] = (),
+        *,
+        online: bool,
+        captured: bool = False,
+        more: More | None = None,
     ) -> None:
-        options = model.options
-        self.model, self.likelihood, self.size, self.total, self.keepers = model, likelihood, size, total, keepers
-        own = likelihood.parameters() if isinstance(likelihood, nn.Module) else ()
-        self.optimiser = make_optimiser(model, options.adapt_optimiser, options.adapt_lr, options.weight_decay, own)
-        self._learnables = learnables(self.optimiser)
-        for keeper in keepers:
+        self.model, self.likelihood, self.optimiser = model, likelihood, optimiser
+        self.keepers, self.online = tuple(keepers), online
+        for keeper in self.keepers:
             keeper.start(model)
-        self._rates = [group["lr"] for group in self.optimiser.param_groups]
+        # A keeper may take parts of the network out of what is trained.
+        self.learnables = [p for p in learnables(optimiser) if p.requires_grad]
+        plain = Gradient(model, likelihood, self.learnables, self.keepers, online, more)
+        self.gradient = CapturedGradient(plain) if captured else plain
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits under the perturbation as it stands."""
-        return logits(self.model(images))
+    def mark(self) -> "StepMark":
+        """Return where the model stands, for `step`."""
+        return StepMark(self.model, noise=not self.online)
 
-    @torch.enable_grad()
-    def gradients(self, places: Tensor, images: Tensor, done: int) -> dict[str, float] | None:
-        """Put the gradient of likelihood + KL on the learnables and return the step's numbers.
+    def step(
+        self,
+        images: Tensor,
+        size: int,
+        mark: "StepMark",
+        count: Callable[[StepResult], None],
+        *,
+        places: Tensor | None = None,
+        progress: float = 0.0,
+    ) -> StepResult:
+        """Make one step on a batch of finite images, or none where its loss or gradient is not finite.
 
-        None where they are not finite, an empty dict where the likelihood asked nothing: no step is to be made then.
+            gradient of likelihood + KL + penalties  (with `climb`, once more from a place uphill)
+            keepers' `gradients`, the optimiser's step, the likelihood's `follow`, keepers' `after`
+
+        A step that is not made, or that an error or Ctrl-C stops, leaves nothing behind. Where the likelihood asks
+        nothing of the batch, norm statistics keep what they saw of it.
 
         Args:
-            done: steps made before this one.
+            size: the data size of the bound.
+            mark: where the model stood before.
+            count: called with the result as a part of the step, which Ctrl-C cannot come between.
+            places: of the images in their data set.
+            progress: the part of all steps that is done.
         """
-        self.optimiser.zero_grad()
-        step = Step(self.model, images, self.forward, places, progress=done / self.total)
-        draws = self.model.options.train_samples
-        likelihood = images.new_zeros((), dtype=torch.promote_types(images.dtype, torch.float32))
-        norm = kl = likelihood
-        asked = False
-        with torch.set_grad_enabled(bool(self._learnables)):
-            for draw in range(max(1, draws)):
-                # Each batch moves the norm statistics once, however many draws look at it; all are normalised alike.
-                with beside_a_step(self.model, self.model.key.noisy) if draw else nullcontext():
-                    output = self._forward(images, noisy=draws > 0)
-                    loss = self.likelihood(output, step)
-                if loss is None:
-                    continue
-                asked, loss = True, one_number(loss) / max(1, draws)
-                if self._learnables:
-                    loss.backward()  # a draw at a time: its activations are freed before the next
-                likelihood = likelihood + loss.detach()
-            if not asked:
-                return {}
-            if self._learnables:
-                kl = kl_term(self.model, self.size)
-                for penalty in (kl, *(keeper.penalty(self.model) for keeper in self.keepers)):
-                    if penalty is not None and penalty.requires_grad:
-                        penalty.backward()
-                norm = torch.nn.utils.get_total_norm([p.grad for p in self._learnables if p.grad is not None])
-        entropy, balance = _spread(output.detach())
-        # One transfer a step: on a GPU each number read is a wait.
-        found = [t.detach().to(likelihood) for t in (likelihood, kl, entropy, balance, norm)]
-        numbers: list[float] = torch.stack(found).tolist()
-        if not all(map(math.isfinite, numbers)):
-            return None
-        names = ("likelihood", "kl", "entropy", "balance")
-        return {"loss": numbers[0] + numbers[1], **dict(zip(names, numbers, strict=False))}
+        counted = False
+        self.gradient.keep()
+        try:
+            answer, numbers, why_not = self._look(images, size, places, progress)
+            if why_not not in (None, NOTHING_ASKED):
+                self._undo(mark)
+            result = StepResult(answer, numbers, why_not)
+            with uninterrupted():
+                if why_not is None and numbers is not None:
+                    result = replace(result, resets=self._move(numbers[0]))
+                count(result)
+                counted = True
+        finally:
+            self.optimiser.zero_grad()
+            if not counted:
+                self._undo(mark)
+        return result
 
-    def _forward(self, images: Tensor, noisy: bool) -> Tensor:
-        key = self.model.key
-        with drawing(key, key.noisy and noisy):
-            return self.forward(images)
+    def _look(
+        self, images: Tensor, size: int, places: Tensor | None, progress: float
+    ) -> tuple[tuple[Tensor, Tensor] | None, tuple[float, ...] | None, str | None]:
+        """Leave the step's gradient on the learnables; return its answer, its numbers, and what speaks against it."""
+        first = last = self.gradient(images, size, places, progress)
+        radius = self.model.options.climb if self.online else 0.0
+        if radius and first.numbers is not None and self.learnables:
+            with climbed(self.learnables, radius):
+                last = self.gradient(images, size, places, progress, climbed=True)
+        numbers = _read(first if last.numbers is None else last)
+        if last.numbers is None or numbers is None:
+            return first.answer, numbers, NOTHING_ASKED
+        likelihood, kl, norm, *more = numbers
+        if not math.isfinite(likelihood + kl):
+            return first.answer, numbers, "loss not finite"
+        return first.answer, numbers, None if all(map(math.isfinite, (norm, *more))) else "gradient not finite"
 
-    def apply(self, number: int) -> float:
-        """Make the step (the number-th of all) and return the learning rate of norm affine parameters."""
-        falling = self.model.options.adapt_schedule == "shot"
-        factor = (1 + 10 * number / self.total) ** -0.75 if falling else 1.0
-        for group, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+    def _move(self, likelihood: float) -> tuple[str, ...]:
+        """Make the step that the gradients ask for; return why keepers put the network back, where they did."""
         for keeper in self.keepers:
             keeper.gradients(self.model)
         self.optimiser.step()
-        self.optimiser.zero_grad()
-        weights_moved()
         if isinstance(self.likelihood, Following):
             self.likelihood.follow(self.model)
-        for keeper in self.keepers:
-            keeper.after(self.model, math.nan)
-        return self.model.options.adapt_lr * factor
+        told = likelihood if self.online else math.nan
+        reasons = [keeper.after(self.model, told) for keeper in self.keepers]
+        weights_moved()
+        return tuple(why for why in reasons if why is not None)
+
+    def _undo(self, mark: "StepMark") -> None:
+        mark.undo()
+        self.gradient.put_back()
 
 
-class Mark:
-    """Where model and randomness stood before a step, so that half a step leaves no trace."""
+class StepMark:
+    """Where a model stood before a step: norm statistics, and the noise. Gradients alone change no learnable.
 
-    def __init__(self, model: Perturbed, randomness: Randomness) -> None:
-        self.model, self.randomness = model, randomness
+    Args:
+        noise: whether `undo` puts the noise back too, for the same batch to get the same.
+    """
+
+    def __init__(self, model: Perturbed, noise: bool) -> None:
+        self.model = model
         # References are enough: a moving average is a new tensor each time it moves.
         layers = [policy.layer for policy in model.norms if policy.statistics in MOVING]
         self._statistics = [(layer, dict(layer._buffers)) for layer in layers]
-        self._step, self._random = model.key.step.clone(), randomness.state()
+        self._step = model.key.step.clone() if noise else None
 
     def undo(self) -> None:
-        """Go back to the mark, so that the same batch may come again."""
-        self.undo_model()
-        self.randomness.put(self._random)
-
-    def undo_model(self) -> None:
-        """Put the model back; learnables have not changed, as gradients alone change nothing."""
+        """Go back to the mark."""
         for layer, buffers in self._statistics:
             layer._buffers.update(buffers)
         filled_in(self.model)
-        self.model.key.step.copy_(self._step)
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        if self._step is not None:
+            self.model.key.step.copy_(self._step)
 
 
-def _spread(output: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean entropy of the predictions, and the entropy of their mean over ln(classes)."""
-    log_p = output.log_softmax(1)
-    p = log_p.exp()
-    balance = torch.special.entr(p.mean(0)).sum() / math.log(output.shape[1])
-    return -(p * log_p).sum(1).mean(), balance
+def _read(found: Found) -> tuple[float, ...] | None:
+    """Return the numbers: one transfer a step, as each is a wait for a GPU."""
+    return None if found.numbers is None else tuple(found.numbers.tolist())

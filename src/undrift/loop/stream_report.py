@@ -1,10 +1,10 @@
-"""What a stream tells its operator: counts of all that happened, and where."""
+"""Count what happened in a stream, and where."""
 
 from collections import deque
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-REMEMBERED = 1000  # a stream may run for months: it counts everything and names the latest
+REMEMBERED = 1000  # places that are named; a stream may run for months, and everything is counted
 
 
 def _latest() -> "deque[Any]":
@@ -13,7 +13,7 @@ def _latest() -> "deque[Any]":
 
 @dataclass
 class StreamReport:
-    """What a stream has seen so far. Places count from 0, over the whole stream; the latest 1,000 of each are named.
+    """What has happened in a stream so far. Places count from 0 over the whole stream; the latest 1,000 are named.
 
     Attributes:
         batches: batches answered.
@@ -22,9 +22,9 @@ class StreamReport:
         skipped: images with NaN or infinite values; they took no part in adaptation.
         skipped_at: places of those images.
         missed: batches whose step was not made.
-        missed_at: place of the batch and the reason.
-        resets: times that the state was put back to the stream's start because it was no longer sound.
-        resets_at: place of the batch and the reason.
+        missed_at: places of these batches, with reasons.
+        resets: how often the stream's start state was put back because the present one was no longer sound.
+        resets_at: places of these batches, with reasons.
     """
 
     batches: int = 0
@@ -38,12 +38,12 @@ class StreamReport:
     resets_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
 
     def miss(self, why: str) -> None:
-        """Count the batch under way as one without a step."""
+        """Count the current batch as one without a step."""
         self.missed += 1
         self.missed_at.append((self.batches, why))
 
     def reset(self, why: str) -> None:
-        """Count a reset in the batch under way."""
+        """Count a reset in the current batch."""
         self.resets += 1
         self.resets_at.append((self.batches, why))
 
@@ -62,7 +62,7 @@ class StreamReport:
         return {k: list(v) if isinstance(v, deque) else v for k, v in asdict(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a report."""
+        """Resume from a saved report."""
         for f in fields(self):
             old = getattr(self, f.name)
             value = state[f.name]

@@ -1,48 +1,46 @@
-"""A stream under way: batch after batch, each answered, and learned from at once or together with others."""
+"""Iterate over a stream: answer each batch, learn from it, and keep the books."""
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
-from undrift._types import Deploying
 from undrift.answer.forward import blank_logits, finite_rows
-from undrift.answer.prediction import Prediction, entropy_of, histogram
-from undrift.answer.temperature import logits_once
-from undrift.loop.adaptable import refuse_off
+from undrift.answer.prediction import Prediction
 from undrift.loop.balanced import BalancedGather
+from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
-from undrift.loop.online import NOTHING_ASKED, Online
+from undrift.loop.learning import Learning
+from undrift.loop.online import OnlineSteps
+from undrift.loop.spread import spread_of
 from undrift.loop.stream_report import StreamReport
-from undrift.options import Answer, answering_draws
+from undrift.options import Answer
 from undrift.posterior.batch import device_of, images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import quiet_statistics
 from undrift.posterior.statistics import warn_of_mean
-from undrift.predict import average_finite
 from undrift.system.progress import Bar
 
 
 class Stream(Iterator[Prediction]):
-    """A stream under way; made by `stream`.
+    """An iterator over the answers of a stream; made by `stream`.
 
-    `state_dict()`, taken between two batches, lets another stream go on exactly there. Closing is for the progress bar
-    only; after a `break`, an error or Ctrl-C the network is usable, and `next()` takes up the next batch.
+    `state_dict()`, taken between two batches, lets another stream resume exactly there. After a `break`, an error or
+    Ctrl-C the network is usable, and `next()` takes the next batch. Closing only stops the progress bar.
 
     Attributes:
         model: the network that is adapted.
-        online: makes its steps, with likelihood, optimiser and guard.
+        online: makes the steps, and holds likelihood, optimiser and guard.
     """
 
     def __init__(
         self,
-        online: Online,
+        online: OnlineSteps,
         batches: Iterator[Any],
         answer: Answer,
         episodic: bool,
@@ -52,6 +50,7 @@ class Stream(Iterator[Prediction]):
     ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
         self.gather = gather
+        self._learning = Learning(online, answer, gather)
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
         self._answered: Prediction | None = None
         self._single = 0  # batches of one image in a row
@@ -68,15 +67,15 @@ class Stream(Iterator[Prediction]):
     def latest(self) -> dict[str, float]:
         """Loss (likelihood + KL), likelihood, KL, entropy and class balance of the last batch.
 
-        The balance is the entropy of the predicted classes over log C. Made when asked for: a GPU is waited for then.
+        The balance is the entropy of the predicted classes over log C. Reading this waits for a GPU.
         """
-        entropy, balance = (math.nan, math.nan) if self._answered is None else _spread(self._answered)
+        entropy, balance = (math.nan, math.nan) if self._answered is None else spread_of(self._answered)
         return self._numbers | {"entropy": entropy, "balance": balance}
 
     def __next__(self) -> Prediction:
         try:
             with turn(self.model):
-                refuse_off(self.model)  # before a batch is taken that would get no answer
+                refuse_off(self.model, "stream")  # before a batch is taken that would get no answer
             images = images_of(next(self._batches))
             # Callers often predict under no_grad or inference_mode; a step needs gradients all the same.
             with turn(self.model), torch.inference_mode(False), torch.enable_grad():
@@ -88,10 +87,10 @@ class Stream(Iterator[Prediction]):
         self.report.batches += 1
         self.report.images += len(prediction)
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
-        if self._single == 2 and self.gather is None:  # two in a row, once: one may be the rest of a folder
+        if self._single == 2 and self.gather is None:  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
         done = self.report.batches
-        # At the 1st, 2nd, 4th, 8th… batch: to look is a wait for a GPU, and σ grows slowly.
+        # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.
         if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
             warn_of_mean(self.model, stacklevel=3)
         if self.bar is not None:
@@ -116,9 +115,8 @@ class Stream(Iterator[Prediction]):
 
         Of all other methods they are the model's own.
         """
-        likelihood = self.online.likelihood
-        with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
-            yield self.model
+        with self._learning.answering() as model:
+            yield model
 
     def __enter__(self) -> "Stream":
         return self
@@ -130,24 +128,24 @@ class Stream(Iterator[Prediction]):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that an interrupted stream needs to go on exactly where it stood; `torch.save` takes it."""
+        """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
         with turn(self.model):
             state = self.online.state_dict()
             return state if self.gather is None else state | self.gather.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, learning rate included; the batches of this stream are those that are still to come."""
+        """Resume from a state, learning rate included; this stream's batches are those still to come."""
         with turn(self.model):
             before, now = _how(state.get("gather"), state.get("balanced", False)), _how_of(self.gather)
             if before != now:
                 raise PerturbationMismatch(
-                    f"the state is of a stream with {before}, and this one has {now}; a stream goes on with the same. "
+                    f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
                     "Start it as that one was, or start a new stream."
                 )
             kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
             if missing := kept - state.keys():
                 raise PerturbationMismatch(
-                    f"the state has no {missing.pop()}; a stream goes on from what Stream.state_dict() gave. Give "
+                    f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
                     "that, or start a new stream."
                 )
             self.online.load_state_dict(state)
@@ -162,7 +160,7 @@ class Stream(Iterator[Prediction]):
         return Prediction.cat(self._part(part, number * split) for number, part in enumerate(parts))
 
     def _part(self, images: Tensor, place: int) -> Prediction:
-        """Return the answer to images that the network adapts to together; `place` is their first's in the batch."""
+        """Return the answer to images that make a step together; `place` is that of the first in the batch."""
         if self.episodic:
             self.online.reset()
         finite = finite_rows(images)
@@ -172,90 +170,15 @@ class Stream(Iterator[Prediction]):
             prediction = Prediction.unknown(len(images), blank_logits(self.model, images))
             self.report.miss("no finite image")
         else:
-            # Noise takes dropout's place: only moving statistics know that this is adaptation.
+            # No dropout, because the noise takes its place; only norm statistics move, as in training.
             with evaluating(self.model):
-                prediction = self._learn(kept, sound) if self.gather is None else self._gathered(kept, sound)
+                prediction = self._learning(kept, sound)
             self._numbers, self._answered = self.online.latest, prediction
         if sound is not None:
             skipped = (~sound).nonzero()[:, 0].tolist()
             self.report.skipped += len(skipped)
             self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
-
-    def _learn(self, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Make the steps of one batch, and return its answer."""
-        before, was_reset = self._steps(images)
-        if self.answer == "before" and not was_reset:
-            return Prediction.of(*before, sound)
-        draws = self.model.options.test_samples if self.answer == "samples" else 1
-        return average_finite(self.model, images, sound, draws)
-
-    def _gathered(self, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Make the steps of what has been gathered, where that is enough, and return the answer of the network then."""
-        gather = self.gather
-        assert gather is not None
-        if isinstance(gather, BalancedGather):
-            return self._balanced(gather, images, sound)
-        enough = gather.enough(images)
-        if enough is not None:
-            self._steps_of(gather, enough, images)
-            gather.forget(images)
-        prediction = self._between_steps(images, sound)
-        if enough is None:
-            gather.keep(images)  # once it is answered: what raises is nothing to learn from
-        return prediction
-
-    def _balanced(self, gather: BalancedGather, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Make a step on the balanced memory, these images in it, where it is time for one, and return the answer."""
-        memory = gather.of(images)
-        if memory.due(len(images)):  # one more pass: a memory wants to know their classes first
-            with self.answering(), torch.no_grad():
-                found = Prediction.of(logits_once(self.model, images).softmax(1)).label
-            full = memory.added(images, found)
-            if full.ready:
-                assert full.images is not None
-                sane = self._steps_of(gather, full.images, images, full.new)
-                prediction = self._between_steps(images, sound)
-                # What made no sound step would be there at the next one, too.
-                gather.learned(images, full) if sane else gather.forget(images)
-                return prediction
-        prediction = self._between_steps(images, sound)
-        gather.put(images, memory.added(images, prediction.label if sound is None else prediction.label[sound]))
-        return prediction
-
-    def _steps_of(
-        self, gather: Gather | BalancedGather, gathered: Tensor, images: Tensor, new: int | None = None
-    ) -> bool:
-        """Make the steps of what was gathered; return whether they were sound.
-
-        Args:
-            images: of this batch; what was gathered is like them.
-            new: how many of what was gathered no step has seen; None is all.
-        """
-        missed = self.report.missed
-        try:
-            _, was_reset = self._steps(gathered, new)
-        except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
-            gather.forget(images)
-            raise
-        asked = self.report.missed == missed or self.report.missed_at[-1][1] == NOTHING_ASKED
-        return asked and not was_reset
-
-    def _between_steps(self, images: Tensor, sound: Tensor | None) -> Prediction:
-        """Return the answer of the network as its last step left it."""
-        options = self.model.options
-        draws = answering_draws(options, self.answer)
-        if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
-            draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
-        with self.answering():
-            return average_finite(self.model, images, sound, draws)
-
-    def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
-        """Return what the first step's own pass found, and whether the start state was put back after the last one."""
-        before = self.online.step(images, new)
-        for _ in range(1, self.model.options.stream_steps):
-            self.online.step(images)
-        return before, self.online.watch(images)
 
 
 def _how_of(gather: Gather | BalancedGather | None) -> str:
@@ -265,13 +188,3 @@ def _how_of(gather: Gather | BalancedGather | None) -> str:
 def _how(gather: int | None, balanced: bool) -> str:
     """Return how a stream gathers, in its arguments."""
     return f"gather={gather}" + ", balanced=True" * balanced
-
-
-def _spread(prediction: Prediction) -> tuple[float, float]:
-    """Return the mean entropy, and the entropy of the predicted classes over log C: 1 when all are as frequent."""
-    classes = prediction.probs.shape[1]
-    counts = histogram(prediction.label, classes)
-    shares = counts / counts.sum().clamp_min(1)
-    found = torch.stack([prediction.entropy.mean().to(shares), entropy_of(shares[None])[0]])
-    entropy, spread = found.tolist()  # one transfer
-    return entropy, spread / math.log(classes)

@@ -1,4 +1,4 @@
-"""Unlabelled images in every form that people have them, each with its place in the domain, for pass after pass."""
+"""Take unlabelled images in every form that users have them, and go through them again and again, with places."""
 
 import math
 import zlib
@@ -22,8 +22,8 @@ class Unlabelled(Protocol):
         size: number of images.
         steps: number of batches in an epoch.
         aligned: whether a place means the same image in every pass.
-        generators: what the order is drawn from, beside torch's global generator.
-        doubts: what is to be warned of; it may grow with the first pass.
+        generators: what the order is drawn from, besides torch's global generator.
+        doubts: what the caller should warn of; passes may add to it.
     """
 
     size: int
@@ -37,23 +37,23 @@ class Unlabelled(Protocol):
         ...
 
     def everything(self) -> Pass:
-        """Yield each image once, in the same order every time.
+        """Yield each image once, in a mixed order that is the same every time.
 
-        The order is a mixed one: images often lie sorted by class, and norm layers that use the statistics of a batch
-        must not see batches of one class.
+        Images are often sorted by class, and norm layers that use the statistics of a batch must not see batches of one
+        class.
         """
         ...
 
 
 def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict: bool = True) -> Unlabelled:
-    """Return the domain behind what a user calls unlabelled images; labels are not looked at.
+    """Return the domain of what a user gives as unlabelled images; labels are not looked at.
 
     Args:
         data: a DataLoader, a Dataset, a tensor, an undrift.images domain, a list of batches, or another iterable that
             can be gone through again.
-        batch_size: used where the batches are made here.
-        generator: gives their order, where they are made here.
-        strict: a place must mean the same image in every pass, or an error says why it does not.
+        batch_size: of batches that are made here.
+        generator: gives their order.
+        strict: raise where a place does not mean the same image in every pass.
     """
     if isinstance(data, FileDomain | TensorDomain):
         return _OfDomain(data, batch_size, generator)
@@ -74,17 +74,17 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict
         )
     if isinstance(data, Iterator):
         raise DataError(
-            f"unlabelled is a {type(data).__name__}, which can be gone through once; adapt goes through its images "
-            "every epoch. Give a DataLoader or list(batches); for one pass as images arrive use undrift.stream."
+            f"unlabelled is a {type(data).__name__}, which gives its batches once; adapt needs them every epoch. Give "
+            "a DataLoader or list(batches); for one pass as images arrive use undrift.stream."
         )
     batches = _OfIterable(data)
     if strict and not batches.aligned:
         do = "Give a DataLoader over a data set with a length (it may shuffle and augment), a tensor, or a list."
         if own:
             do = (
-                f"{type(data).__name__} has an __iter__ of its own, whose images are known by their position alone: do "
-                "what it does in the data set or the collate_fn of a plain DataLoader, or let it neither shuffle nor "
-                "augment."
+                f"{type(data).__name__} has its own __iter__, whose images have no place but their position in the "
+                "pass: do what it does in the data set or the collate_fn of a plain DataLoader, or let it neither "
+                "shuffle nor augment."
             )
         raise DataError(
             "two passes over unlabelled gave different images at the same position, and this likelihood keeps a label "
@@ -94,7 +94,7 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict
 
 
 class _OfTensor:
-    """Images in one tensor, wherever it lies."""
+    """Images in one tensor, on any device."""
 
     def __init__(self, images: Tensor, batch_size: int, generator: torch.Generator) -> None:
         self.images, self.batch_size = images, batch_size
@@ -114,12 +114,12 @@ class _OfTensor:
             yield places, self._at(places)
 
     def _at(self, places: Tensor) -> Tensor:
-        # Not blocking: as an index, places on the CPU would be waited for together with all that a GPU has yet to do.
+        # Not blocking: an index on the CPU would wait for everything that the GPU has still to do.
         return self.images[places.to(self.images.device, non_blocking=True)]
 
 
 class _OfDomain:
-    """A domain of undrift.images; its unreadable images are skipped, counted and named there."""
+    """A domain of undrift.images, which itself skips, counts and names unreadable images."""
 
     def __init__(self, domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator) -> None:
         filled(domain)
@@ -143,21 +143,21 @@ class _OfDomain:
 def _placed(
     domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator
 ) -> Iterable[tuple[Tensor, list[int]]]:
-    """Return batches with each image's place in the domain instead of its label."""
+    """Return batches of images with their places in the domain instead of labels."""
     if isinstance(domain, TensorDomain):
         return domain._batches(list, batch_size, generator, False)
     return domain._batches(list, batch_size, generator, False, "cpu", None)
 
 
 class _OfIterable:
-    """Batches in an order that somebody else decides; a place is a position in the pass."""
+    """Batches in somebody else's order; an image's place is its position in the pass."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches
         found = (getattr(batches, "generator", None), getattr(getattr(batches, "sampler", None), "generator", None))
         self.generators = list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
         self.doubts: list[str] = []
-        self._seen = [_mark(images_of(item)) for item in batches]  # one pass more: nobody else knows the number
+        self._seen = [_mark(images_of(item)) for item in batches]  # one more pass, to count them
         self.size, self.steps = sum(rows for rows, _ in self._seen), len(self._seen)
         if self.size == 0:
             raise DataError("unlabelled gave no batch; adapt needs some images. Check that it can be iterated twice.")
@@ -170,8 +170,8 @@ class _OfIterable:
             images = images_of(item)
             if self.aligned and (number > self.steps or _mark(images) != self._seen[number - 1]):
                 raise DataError(
-                    f"batch {number} of a pass holds other images than in the first pass; without an index the images "
-                    "are known by their position. Give a DataLoader over a data set with a length, which may shuffle."
+                    f"batch {number} of a pass holds other images than in the first pass; images without an index are "
+                    "identified by their position. Give a DataLoader over a data set with a length, which may shuffle."
                 )
             yield torch.arange(at, at + len(images)), images
             at += len(images)
@@ -185,6 +185,6 @@ class _OfIterable:
 
 
 def _mark(images: Tensor) -> tuple[int, int]:
-    """Return number of images and a checksum of the first: enough to notice another order."""
+    """Return the number of images and a checksum of the first, enough to notice another order."""
     first = images[:1].detach().cpu().contiguous()
     return len(images), zlib.crc32(first.view(torch.uint8).numpy().tobytes()) if len(images) else 0

@@ -1,0 +1,130 @@
+"""Learn from a stream's images, at once or together with others, and answer each batch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift._types import Deploying
+from undrift.answer.average import average_finite
+from undrift.answer.prediction import Prediction
+from undrift.answer.temperature import logits_once
+from undrift.loop.balanced import BalancedGather
+from undrift.loop.gather import Gather, check_gather
+from undrift.loop.online import OnlineSteps
+from undrift.loop.step import NOTHING_ASKED
+from undrift.options import Answer, answering_draws
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import quiet_statistics
+
+
+def gather_of(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -> Gather | BalancedGather | None:
+    """Return what gathers images for the steps of a stream; None where each batch makes its own."""
+    least = check_gather(gather, balanced, model, episodic)
+    if least is None:
+        return None
+    return BalancedGather(least) if balanced else Gather(least)
+
+
+class Learning:
+    """Makes the steps of a stream and answers its batches; the images that it is given are finite.
+
+    Args:
+        gather: keeps images until they are enough for a step; None makes the steps of each batch on itself.
+    """
+
+    def __init__(self, online: OnlineSteps, answer: Answer, gather: Gather | BalancedGather | None) -> None:
+        self.online, self.model, self.answer, self.gather = online, online.model, answer, gather
+
+    def __call__(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Return the answer to a batch, which made the steps that were due.
+
+        Args:
+            sound: for each image of the user's batch, whether it is among these; None where all are.
+        """
+        if self.gather is None:
+            return self._at_once(images, sound)
+        if isinstance(self.gather, BalancedGather):
+            return self._balanced(self.gather, images, sound)
+        return self._together(self.gather, images, sound)
+
+    @contextmanager
+    def answering(self) -> Iterator[Perturbed]:
+        """Give the model with the weights that answer: CoTTA's teacher's; of all other methods its own."""
+        likelihood = self.online.likelihood
+        with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
+            yield self.model
+
+    def _at_once(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Make the steps of one batch, and return its answer."""
+        before, was_reset = self._steps(images)
+        if self.answer == "before" and not was_reset:
+            return Prediction.of(*before, sound)
+        draws = self.model.options.test_samples if self.answer == "samples" else 1
+        return average_finite(self.model, images, sound, draws)
+
+    def _together(self, gather: Gather, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Make the steps on all that waits, where that is enough, and return the answer of the network then."""
+        enough = gather.enough(images)
+        if enough is not None:
+            self._steps_on(gather, enough, images)
+            gather.forget(images)
+        prediction = self._between_steps(images, sound)
+        if enough is None:
+            gather.keep(images)  # once it is answered: what raises is nothing to learn from
+        return prediction
+
+    def _balanced(self, gather: BalancedGather, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Make a step on the balanced memory, these images in it, where it is time for one, and return the answer."""
+        memory = gather.of(images)
+        if memory.due(len(images)):  # one more pass: a memory needs their classes first
+            with self.answering(), torch.no_grad():
+                found = Prediction.of(logits_once(self.model, images).softmax(1)).label
+            full = memory.added(images, found)
+            if full.ready:
+                assert full.images is not None
+                sane = self._steps_on(gather, full.images, images, full.new)
+                prediction = self._between_steps(images, sound)
+                # What made no sound step would be there at the next one, too.
+                gather.learned(images, full) if sane else gather.forget(images)
+                return prediction
+        prediction = self._between_steps(images, sound)
+        gather.put(images, memory.added(images, prediction.label if sound is None else prediction.label[sound]))
+        return prediction
+
+    def _steps_on(
+        self, gather: Gather | BalancedGather, gathered: Tensor, images: Tensor, new: int | None = None
+    ) -> bool:
+        """Make the steps on what was gathered; return whether they were sound.
+
+        Args:
+            images: of this batch; what was gathered is like them.
+            new: how many of what was gathered no step has seen; None is all.
+        """
+        missed = self.online.report.missed
+        try:
+            _, was_reset = self._steps(gathered, new)
+        except Exception:  # after Ctrl-C they wait on; what cannot be learned must not stop every later image
+            gather.forget(images)
+            raise
+        report = self.online.report
+        asked = report.missed == missed or report.missed_at[-1][1] == NOTHING_ASKED
+        return asked and not was_reset
+
+    def _between_steps(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Return the answer of the network as its last step left it."""
+        options = self.model.options
+        draws = answering_draws(options, self.answer)
+        if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
+            draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
+        with self.answering():
+            return average_finite(self.model, images, sound, draws)
+
+    def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
+        """Return what the first step's own pass found, and whether the start state was put back after the last one."""
+        before = self.online.step(images, new)
+        for _ in range(1, self.model.options.stream_steps):
+            self.online.step(images)
+        return before, self.online.watch(images)

@@ -1,0 +1,92 @@
+"""Go through a domain without the images that hold NaN or infinity, and count those."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from undrift._errors import DataError, UndriftError, UndriftWarning
+from undrift.answer.forward import finite_rows
+from undrift.loop.indexed_loader import Pass
+from undrift.loop.unlabelled import Unlabelled, unlabelled_of
+from undrift.options import Statistics
+from undrift.posterior.batch import to_device
+from undrift.posterior.perturbed import Perturbed
+
+Failed = Callable[[Exception], DataError]
+"""Says where a run stood when the user's data set raised."""
+
+
+class SoundImages:
+    """The finite images of a domain, batch by batch, on the network's device.
+
+    Args:
+        unlabelled: what steps are made on, in any form that `unlabelled_of` takes.
+        clean: the same images at the same places without augmentation, to look at; None takes `unlabelled`.
+        batch_size: of batches that are made here; `generator` gives their order.
+        strict: whether a place has to mean the same image in every pass.
+
+    Attributes:
+        given: what the caller gave.
+        data: the images that steps are made on; `looked_at`, those for pseudo-labels and surveys.
+        bad: places of the images that were skipped.
+    """
+
+    def __init__(
+        self,
+        model: Perturbed,
+        unlabelled: Any,
+        clean: Any,
+        batch_size: int,
+        generator: torch.Generator,
+        strict: bool,
+    ) -> None:
+        self.model, self.given = model, unlabelled
+        self.data: Unlabelled = unlabelled_of(unlabelled, batch_size, generator, strict)
+        self.looked_at = self.data if clean is None else unlabelled_of(clean, batch_size, generator, strict)
+        self.bad: set[int] = set()
+        if self.looked_at.size != self.data.size:
+            raise DataError(
+                f"clean has {self.looked_at.size} images, unlabelled {self.data.size}; they are the same images at the "
+                "same places. Make both from the same data set, with and without augmentation."
+            )
+
+    def epoch(self, failed: Failed) -> Pass:
+        """Yield the batches of one epoch; a batch may end up empty."""
+        return self._sound(self.data.epoch(), failed)
+
+    def everything(self, failed: Failed) -> Pass:
+        """Yield every image once. A batch of one is left out where norm layers would look at it."""
+        least = 2 if self.lone_ones_out("batch") else 1
+        for places, images in self._sound(self.looked_at.everything(), failed):
+            if len(images) >= least:
+                yield places, images
+
+    def lone_ones_out(self, *statistics: Statistics) -> bool:
+        """Return whether other batches are larger than one image, and norm layers have one of these policies."""
+        return self.data.size > self.data.steps and any(policy.statistics in statistics for policy in self.model.norms)
+
+    def warn(self) -> None:
+        """Warn the caller's caller, once, of what the passes so far gave reason to."""
+        for doubts in (self.data.doubts, self.looked_at.doubts):
+            while doubts:
+                warnings.warn(doubts.pop(), UndriftWarning, stacklevel=3)
+
+    def _sound(self, batches: Pass, failed: Failed) -> Pass:
+        while True:
+            try:
+                batch = next(batches, None)
+            except UndriftError:
+                raise
+            except Exception as error:
+                raise failed(error) from error
+            if batch is None:
+                return
+            places, images = batch[0], to_device(batch[1], self.model)
+            finite = finite_rows(images)
+            if not bool(finite.all()):
+                here = finite.cpu()
+                self.bad.update(places[~here].tolist())
+                places, images = places[here], images[finite]
+            yield places, images

@@ -1,0 +1,77 @@
+"""Survey a domain before and after epochs of `adapt`, without labels, and keep the state that looks best."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from undrift._errors import OptionError
+from undrift.answer.forward import forward
+from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
+from undrift.loop.sound_images import Failed, SoundImages
+from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import logits
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
+from undrift.system.randomness import Randomness
+
+
+class Surveys:
+    """What one pass over the domain said, by epoch, and the adapted state of the epoch it likes best.
+
+    Attributes:
+        found: surveys by epoch; 0 is the source network.
+        answers: by place, of the "source" network, and of the "last" survey.
+        best_epoch: the epoch whose state is `best`; 0 where none is kept.
+    """
+
+    def __init__(self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool) -> None:
+        self.model, self.images, self.randomness, self.keep_best = model, images, randomness, keep_best
+        self.found: dict[int, Survey] = {}
+        self.answers: dict[str, Tensor] = {}
+        self.best_epoch, self.best = 0, dict[str, Tensor]()
+
+    def look_at_source(self, failed: Failed) -> None:
+        """Survey the source network, whose outputs the model's class names have to fit."""
+        # off() gives the flags from before `perturb` back: dropout, where that was in train mode.
+        with self.model.off() as net, evaluating(net):
+            # Through the model, which keeps a network from writing into the images.
+            self.found[0], self.answers["source"] = self._survey(lambda images: logits(self.model(images)), failed)
+        names, outputs = self.model.classes, self.found[0].classes
+        if names is not None and len(names) != outputs:
+            raise OptionError(
+                f"the model has {len(names)} class names, its network {outputs} outputs; needed: one name an output. "
+                "Give perturb(classes=…) the names in the order of the outputs."
+            )
+
+    def look(self, epoch: int, failed: Failed) -> tuple[Survey, Tensor]:
+        """Return what the network says after an epoch, beside its source and the epoch before, and its answers."""
+        with one_pass(self.model):
+            self.model.key.step.zero_()  # the same noise in each survey: else it, too, would change answers
+            now, answers = self._survey(lambda images: forward(self.model, images), failed)
+        if self.images.looked_at.aligned:
+            known = epoch - 1 in self.found and epoch > 1
+            stability = same_answers(answers, self.answers["last"]) if known else None
+            now = replace(now, agreement=same_answers(answers, self.answers["source"]), stability=stability)
+        return now, answers
+
+    def keep(self, epoch: int, now: Survey, answers: Tensor) -> None:
+        """Keep what `look` found, and the network's state where it looks best so far."""
+        self.found[epoch], self.answers["last"] = now, answers
+        if self.keep_best and (self.best_epoch == 0 or better(self.found[0], now, self.found[self.best_epoch])):
+            self.best_epoch, self.best = epoch, snapshot(self.model)
+
+    def put_best_back(self, epoch: int) -> None:
+        """Give the network the best epoch's state, where that is wanted and this one is another; noise goes on."""
+        if self.keep_best and self.best_epoch != epoch:
+            key = {"key.seed": self.model.key.seed.clone(), "key.step": self.model.key.step.clone()}
+            restore(self.model, self.best | key)
+
+    def verdict(self, epoch: int) -> Verdict:
+        """Return the verdict on the network of an epoch."""
+        return Verdict(self.found[0], self.found[epoch])
+
+    def _survey(self, ask: Callable[[Tensor], Tensor], failed: Failed) -> tuple[Survey, Tensor]:
+        # A look changes nothing: neither the noise nor the order of what comes after it.
+        with keeping_noise(self.model.key), self.randomness.kept():
+            return survey(ask, self.images.everything(failed))
