@@ -16,8 +16,8 @@ from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.begin import Keep, adapting, epoch_plan, given_back, perturbed
 from undrift.loop.epochs import Run
 from undrift.loop.sound_images import SoundImages
-from undrift.recipes.perturb_plain import perturb_plain
 from undrift.recipes.named import parts_of
+from undrift.recipes.perturb_plain import perturb_plain
 from undrift.system.progress import Bar
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from undrift.loop.online import OnlineSteps
 from undrift.loop.optimise import make_optimiser, own_parameters
 from undrift.loop.streaming import Stream
 from undrift.options import Answer
-from undrift.recipes.perturb_plain import perturb_plain
 from undrift.recipes.named import parts_of
+from undrift.recipes.perturb_plain import perturb_plain
 from undrift.system.progress import Bar
 
 if TYPE_CHECKING:
