@@ -34,7 +34,7 @@ TYPES = ("conv", "conv_transpose", "linear", "attention")
 GROUPS = {
     "layers": "which layers are perturbed",
     "noise": "variances, their prior, and how noise is drawn",
-    "norm": "norm layers",
+    "norm": "norm layers; 'train' normalises steps by the batch, predictions by a moving average",
     "objective": "what a step minimises",
     "answer": "how predictions are made",
     "optimiser": "when and how fast parameters change",
@@ -90,8 +90,8 @@ class Options(Changeable):
 
     # Patterns are shell-style (`layer4.*`) and match the name of a module or of any module that contains it.
     layers: tuple[str, ...] = _layers(("*",), "name patterns of the layers to perturb; empty: no noise")
-    exclude: tuple[str, ...] = _layers((), "name patterns of layers that get no noise", main=True)
-    frozen: tuple[str, ...] = _layers((), "name patterns of parts that stay as in the source network", main=True)
+    exclude: tuple[str, ...] = _layers((), "name patterns of layers without noise", main=True)
+    frozen: tuple[str, ...] = _layers((), "name patterns of parts left as they are", main=True)
     train: tuple[str, ...] = _layers((), "name patterns of layers whose weights are trained too (the paper: none)")
     types: tuple[str, ...] = _layers(TYPES, "kinds of layer to perturb: conv, conv_transpose, linear, attention")
     first: int | None = _layers(None, "perturb only the first k of these layers", least=1)
@@ -104,17 +104,15 @@ class Options(Changeable):
     prior: Prior = _noise("adaptive", "prior variance: prior_scale × Var(kernel), or prior_scale for all weights")
     prior_scale: float = _noise(1.0, "scale λ of the prior variance", above=0)
     init: Initial = _noise("fraction", "initial variance: init_fraction × Var(kernel), or the prior variance")
-    init_fraction: float = _noise(0.01, "initial variance as a fraction of Var(kernel)", least=0, main=True)
+    init_fraction: float = _noise(0.01, "initial variance / Var(kernel)", least=0, main=True)
     init_offset: float = _noise(0.0, "constant added to the initial variance", least=0)
     variance_floor: float = _noise(1e-10, "lower bound of Var(kernel); constant kernels have none", above=0)
-    estimator: Estimator = _noise("local", "local reparameterisation, or weights drawn once per batch", main=True)
+    estimator: Estimator = _noise("local", "local reparameterisation, or weights drawn per batch", main=True)
     energy: Energy = _noise("square", "input energy of the local estimator: x², x² + energy_offset, or (x − mean)²")
     first_energy: Energy = _noise("centred", "input energy of the network's first layer, which sees raw images")
     energy_offset: float = _noise(1e-2, "the constant of energy 'offset'", least=0)
 
-    norm_statistics: Statistics = _norm(
-        "train", "what normalises; train: the batch's statistics in steps, a moving average in predictions", main=True
-    )
+    norm_statistics: Statistics = _norm("train", "statistics of norm layers", main=True)
     norm_momentum: float = _norm(0.1, "weight of a new batch in the moving average", above=0, most=1)
     stream_norm_momentum: float = _norm(1.0, "the same in a stream; 1 keeps only the latest batch", above=0, most=1)
     norm_affine: bool = _norm(True, "train scale and shift of the norm layers")
@@ -123,10 +121,8 @@ class Options(Changeable):
     kl_weight: float = _objective(1.0, "factor of the KL", least=0, main=True)
     train_samples: int = _objective(1, "draws of the noise per step; 0: the mean network", least=0)
 
-    test_samples: int = _answer(10, "draws averaged in a prediction; 0: the mean network", least=0, main=True)
-    answer: Answer = _answer(
-        "samples", "a stream's answer: draws after its step, or the pass before or after it", main=True
-    )
+    test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)
+    answer: Answer = _answer("samples", "draws, or one pass before or after a stream's step", main=True)
 
     stream_optimiser: Optimiser = _optimiser("adam", "optimiser of a stream")
     stream_lr: float = _optimiser(5e-4, "learning rate of a stream", least=0, main=True)

@@ -94,7 +94,7 @@ def test_an_image_that_is_still_being_written_is_left_for_the_next_run(run: Run)
     found = run(*words)
     assert found.code == 0, found.err
     assert found.json["unfinished"] == [str(path) for path in late]
-    said = f"left for the next run, as it was just written to and cannot be read yet: {late[0]} and 1 after it"
+    said = f"left for the next run, as it was written to just now and cannot be read yet: {late[0]} and 1 after it"
     assert said in found.err
     # In the middle of the others it cannot wait, and what nobody writes any more is damaged.
     assert sorted(found.json["skipped"]) == [str(half), str(lost)]

@@ -50,7 +50,7 @@ def test_stopped_commands_leave_nothing_and_say_so(work: Path, number: int, exit
     for words, kept in (
         (
             ("adapt", "target", *SLOW, "--out", "b.safetensors", "--checkpoint", "b.run"),
-            "b.run holds what was done so far",
+            "b.run holds the run so far",
         ),
         (("predict", "target", *SLOW, "--out", "a.csv", "--batch-size", "1"), "answers appear whole or not at all"),
     ):

@@ -1,4 +1,4 @@
-"""Answers as rows of a table: path, label, probability, entropy, mutual information."""
+"""Turn predictions into rows, and write rows as CSV or Parquet."""
 
 import csv
 import io
@@ -20,17 +20,17 @@ Row = tuple[str, str, float, float, float]
 
 
 class Table(Protocol):
-    """What rows are added to."""
+    """A table that takes rows."""
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take some rows."""
+        """Add some rows."""
         ...
 
 
 def rows_of(
     names: Sequence[str], prediction: "Prediction", classes: tuple[str, ...] | None, abstain_below: float | None
 ) -> list[Row]:
-    """Return a row an image. The label is "abstain" below the threshold, and empty where there is no finite answer."""
+    """Return one row per image; the label is "abstain" below the threshold and empty without a finite answer."""
     found = prediction.cpu()
     numbers = (found.label.tolist(), found.probs.amax(1).tolist(), found.entropy.tolist(), found.mutual_info.tolist())
     rows = []
@@ -41,20 +41,22 @@ def rows_of(
 
 
 def check_threshold(abstain_below: float | None, classes: tuple[str, ...] | None) -> None:
-    """Raise where abstaining could not be told from an answer, or the threshold is no probability."""
+    """Raise if the threshold is not a probability, or a class has the name of an abstention."""
     if abstain_below is None:
         return
     if not 0 <= abstain_below <= 1:
-        raise OptionError(f"--abstain-below {abstain_below} is no probability; needed: 0 to 1, such as 0.7.")
+        raise OptionError(
+            f"--abstain-below {abstain_below} is no probability; needed: a number from 0 to 1, such as 0.7. Change it."
+        )
     if classes is not None and ABSTAIN in classes:
         raise OptionError(
-            f"a class is called {ABSTAIN!r}, as answers below the threshold are; needed: names that differ. Name the "
-            "classes otherwise with --classes."
+            f"a class is called {ABSTAIN!r}, which --abstain-below uses as a label; needed: another name. Rename the "
+            "class with --classes."
         )
 
 
 def csv_lines(rows: Sequence[Sequence[object]]) -> bytes:
-    """Return rows as lines of CSV in UTF-8; six digits are more than ten samples know."""
+    """Return rows as lines of CSV in UTF-8, numbers with six digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -68,7 +70,7 @@ def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 class InMemory:
-    """Rows that are printed, not written to a file."""
+    """A table in memory, for answers that are printed."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -105,16 +107,16 @@ class _Parquet:
 
 
 def check_ending(path: Path | None) -> None:
-    """Raise unless the file's name says CSV, or Parquet with what it needs."""
+    """Raise unless the file is a .csv, or a .parquet that can be written."""
     if path is None or path.suffix == ".csv":
         return
     if path.suffix != ".parquet":
-        raise OptionError(f"{path} is to hold answers; needed: a name that ends in .csv or .parquet. Name it so.")
+        raise OptionError(f"--out {path} ends in neither .csv nor .parquet; needed: one of them. Rename it.")
     arrow()
 
 
 def arrow() -> Any:
-    """Return pyarrow, or say how to get it."""
+    """Return pyarrow, or raise with how to install it."""
     try:
         import pyarrow
     except ImportError as error:
@@ -127,7 +129,7 @@ def arrow() -> Any:
 
 @contextmanager
 def table_in(path: Path | None) -> Iterator[Table]:
-    """Give a table that becomes the file when the `with` block ends well, and nothing when it does not."""
+    """Give a table that becomes the file if the `with` block succeeds; without a path, a table in memory."""
     if path is None:
         yield InMemory()
         return

@@ -17,7 +17,7 @@ from undrift.images.sources import FileSource
 if TYPE_CHECKING:
     import torch
 
-Root = Annotated[Path, typer.Option(help="Where data sets that are named, not pathed, lie.", metavar="FOLDER")]
+Root = Annotated[Path, typer.Option(help="Folder of data sets given by name.", metavar="FOLDER", hidden=True)]
 SETTLED = 10.0
 """Seconds without a change after which a file counts as written to its end."""
 

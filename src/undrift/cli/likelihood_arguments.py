@@ -12,14 +12,14 @@ NAMES = ("entropy", "information", "shot", "consistency")
 
 @dataclass(frozen=True)
 class LikelihoodFlags:
-    """A likelihood and what belongs to it."""
+    """A likelihood and its settings."""
 
-    likelihood: str | None = flag(None, "what is asked of the images", "|".join(NAMES))
-    beta: float | None = flag(None, "shot: weight of the cross-entropy to pseudo-labels, 0.3 in the paper")
-    features: str | None = flag(None, "shot and other methods: name of the submodule that gives the features", "NAME")
-    statistics_first: bool = flag(False, "shot: let norm statistics see the images before the first pseudo-labels")
-    class_prior: str | None = flag(None, "shot, information: how frequent the classes are: 0.2,0.8", "NUMBERS")
-    weight: float | None = flag(None, "consistency: weight of the consistency, beside entropy")
+    likelihood: str | None = flag(None, f"what a step asks: {', '.join(NAMES)}", "NAME", main=True)
+    beta: float | None = flag(None, "weight of the cross-entropy to pseudo-labels (shot; 0.3 in the paper)")
+    features: str | None = flag(None, "submodule that gives the features (shot and other methods)", "NAME")
+    statistics_first: bool = flag(False, "update norm statistics before the first pseudo-labels (shot)")
+    class_prior: str | None = flag(None, "class frequencies, such as 0.2,0.8 (shot, information)", "NUMBERS")
+    weight: float | None = flag(None, "weight of the consistency relative to the entropy (consistency)")
 
 
 OF_EACH = {

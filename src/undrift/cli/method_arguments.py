@@ -15,15 +15,23 @@ if TYPE_CHECKING:
     from undrift.cli.image_arguments import Reader
     from undrift.recipes.method import Method, Parts
 
+METHOD_PANEL = "The method (every option: --help-all)"
 MethodName = Annotated[
-    str | None, typer.Option("--method", help="A name of `undrift methods`, or NAME:VARIANT.", metavar="NAME")
+    str | None,
+    typer.Option("--method", help="See `undrift methods`; NAME:VARIANT.", metavar="NAME", rich_help_panel=METHOD_PANEL),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A setting of the method; repeat it. source=FOLDER opens images.", metavar="NAME=VALUE"),
+    typer.Option(
+        "--set",
+        help="A setting of --method; repeat it. source=FOLDER opens images.",
+        metavar="NAME=VALUE",
+        hidden=True,
+        rich_help_panel=METHOD_PANEL,
+    ),
 ]
 IMAGES = ("source",)
-"""Settings of methods that are images, and are opened as those of the command."""
+"""Settings that are images: the command opens them as it opens its own."""
 
 
 @dataclass(frozen=True)

@@ -24,28 +24,19 @@ if TYPE_CHECKING:
 class ModelFlags:
     """Which network, what its images must look like, what its classes are called, where it runs."""
 
-    model: str | None = flag(
-        None,
-        "a name of the zoo, package.module:function, timm:NAME, torchvision:NAME or hf:NAME; not needed with weights "
-        "of `undrift train`",
-        "NAME",
-    )
+    model: str | None = flag(None, "module:function, timm:…, torchvision:…, hf:…, zoo", "NAME", main=True)
     model_args: tuple[str, ...] = flag(
-        (), "an argument for the function that makes the network; repeat it", "NAME=VALUE"
+        (), "an argument of the function that makes the network; repeat it", "NAME=VALUE"
     )
-    weights: str | None = flag(None, "its checkpoint: safetensors, or a PyTorch file of weights", "FILE")
-    classes: str | None = flag(
-        None, "a text file with the name of one class a line, in the order of the outputs", "FILE"
-    )
-    preprocess: str | None = flag(None, "'none': images are scaled to [0, 1] and otherwise left alone", "none")
-    mean: str | None = flag(
-        None, "subtracted from images in [0, 1]: 0.485,0.456,0.406, or one number for grey", "NUMBERS"
-    )
-    std: str | None = flag(None, "divided by after that: 0.229,0.224,0.225", "NUMBERS")
+    weights: str | None = flag(None, "safetensors, or a PyTorch file of weights", "FILE", main=True)
+    classes: str | None = flag(None, "text file of class names in output order", "FILE", main=True)
+    preprocess: str | None = flag(None, "'none': scale images to [0, 1] and nothing else", "none")
+    mean: str | None = flag(None, "mean of images in [0, 1]: 0.485,0.456,0.406, or one number for grey", "NUMBERS")
+    std: str | None = flag(None, "their standard deviation: 0.229,0.224,0.225", "NUMBERS")
     resize: str | None = flag(None, "length of the shorter side, HEIGHTxWIDTH, or none", "SIZE")
     crop: str | None = flag(None, "side of the centre crop, or none", "SIZE")
-    interpolation: str | None = flag(None, "of the resize", "nearest|bilinear|bicubic")
-    device: str = flag("auto", "auto, cpu or cuda; auto takes a GPU where there is one", "NAME")
+    interpolation: str | None = flag(None, "interpolation of the resize: nearest, bilinear or bicubic", "NAME")
+    device: str = flag("auto", "auto, cpu or cuda; auto uses a GPU if there is one", "NAME")
 
 
 @dataclass(frozen=True)
@@ -57,19 +48,22 @@ class Opened:
         reader: opens its images.
         classes: the names of its classes, or None.
         device: where it lies.
-        weights: the file of its weights.
     """
 
     source: "SourceModel"
     reader: "Reader"
     classes: tuple[str, ...] | None
     device: "torch.device"
-    weights: Path | None
 
     @property
     def preprocess(self) -> "Preprocess":
         """What its images get."""
         return self.reader.preprocess
+
+
+def weights_of(given: Mapping[str, Any]) -> Path | None:
+    """Return the file of weights among the flags, if any."""
+    return Path(given["weights"]) if "weights" in given else None
 
 
 def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_file: Path | None = None) -> Opened:
@@ -113,8 +107,7 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
     learned_names, name = (None, "") if file is None else (file.classes, file.path.name)
     classes = choose_classes(session, given_names, learned_names, source.classes, name)
     source.network.to(device)
-    weights = None if flags.weights is None else Path(flags.weights)
-    return Opened(source, Reader(root, preprocess, flags.resize is not None), classes, device, weights)
+    return Opened(source, Reader(root, preprocess, flags.resize is not None), classes, device)
 
 
 def open_adapted(opened: Opened, domain_file: Path, seed: int) -> "Perturbed":

@@ -12,7 +12,7 @@ from undrift._errors import DataError, OptionError
 from undrift.system.atomic import check, sweep
 from undrift.system.lock import held
 
-Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def claim(
