@@ -32,7 +32,7 @@ def test_wrong_paths(run: Run) -> None:
         ((*PREDICT, "--domain", "none.safetensors"), ("there is no file none.safetensors", "domain file")),
         ((*PREDICT, "--out", "no/such/a.csv"), ("there is no folder", "mkdir -p")),
         (("inspect", "none.safetensors"), ("there is no file none.safetensors",)),
-        (("evaluate", "--target", "nowhere", *MODEL), ("there is no nowhere", "one folder a class")),
+        (("evaluate", "--target", "nowhere", *MODEL), ("there is no nowhere", "one folder per class")),
         (("train", "nowhere", "--out", "s.safetensors"), ("there is no nowhere", "digits:mnist")),
     ):
         found = run(*words)
@@ -198,8 +198,8 @@ def test_advice_is_for_the_shell(run: Run, adapted: Path) -> None:
         ),
         ((*PREDICT, *domain, "--samples", "0"), "Ask for --samples 1 or more, or `undrift export … --images FOLDER`"),
         (("adapt", "target", *MODEL, "--out", "c.safetensors", "--keep", "foo"), "--keep 'foo' is not one of last, b"),
-        (("adapt", "target", *MODEL, "--out", "c.safetensors", "--init-fraction", "-1"), "`--help` lists every option"),
-        (("train", "source", "--out", "s.safetensors", "--epochs", "-1"), "`--help` lists every option"),
+        (("adapt", "target", *MODEL, "--out", "c.safetensors", "--init-fraction", "-1"), "`--help-all` lists every option"),
+        (("train", "source", "--out", "s.safetensors", "--epochs", "-1"), "`--help-all` lists every option"),
     ):
         found = run(*words)
         assert advice in found.err, found.err

@@ -228,4 +228,4 @@ def test_preprocessing_travels_and_a_mismatch_is_said_loudly(run: Run) -> None:
     assert silent["warnings"] == []  # the file knows
     loud = run("predict", "target", *MODEL[:6], "--domain", "b.safetensors", "--crop", "none", "--json").json
     assert "crop: 6 against None" in loud["warnings"][0]
-    assert "nobody said" in run("predict", "target", *MODEL[:6], "--json").json["warnings"][0]
+    assert "is unknown; images are scaled" in run("predict", "target", *MODEL[:6], "--json").json["warnings"][0]

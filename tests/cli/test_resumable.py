@@ -59,7 +59,7 @@ def test_two_processes_do_not_share_a_file(run: Run, work: Path) -> None:
         ((*STREAM, "--state", "t.state", "--force"), "s.csv"),
     ):
         found = run(*words, *MODEL)
-        assert (found.code, f"another process is writing {name}; needed: one a file" in found.err) == (1, True), found
+        assert (found.code, f"another process is writing {name}; needed: one process per file" in found.err) == (1, True), found
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -174,7 +174,7 @@ def test_other_images_are_named(run: Run) -> None:
     assert "other names from image 1 on, target/blue/02.png there, target/blue/00b.png" in run(*STREAM, *MODEL).err
     Path("target/blue/00b.png").unlink()
     Path("target/red/27.png").unlink()
-    assert "30 images were done with there, 29 are here" in run(*STREAM, *MODEL).err
+    assert "30 images were done there, 29 are here" in run(*STREAM, *MODEL).err
     shutil.copy("target/red/24.png", "target/red/27.png")
     assert run(*STREAM, *MODEL).code == 0
     assert Path("s.csv").read_bytes() == before

@@ -1,11 +1,12 @@
 """Turn predictions into rows, and write rows as CSV or Parquet."""
 
 import csv
+import importlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from undrift._errors import OptionError, UndriftError
 from undrift.cli.class_names import class_name
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
 COLUMNS = ("path", "label", "probability", "entropy", "mutual_information")
 ABSTAIN = "abstain"
 Row = tuple[str, str, float, float, float]
-
-
-class Table(Protocol):
-    """A table that takes rows."""
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add some rows."""
-        ...
+Add = Callable[[Sequence[Row]], object]
 
 
 def rows_of(
@@ -69,43 +63,6 @@ def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
-class InMemory:
-    """A table in memory, for answers that are printed."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Keep the rows."""
-        self.rows += rows
-
-
-class _Csv:
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        file.write(csv_lines([COLUMNS]))
-
-    def add(self, rows: Sequence[Row]) -> None:
-        self._file.write(csv_lines(rows))
-
-
-class _Parquet:
-    def __init__(self, file: Any) -> None:
-        self._arrow = arrow()
-        import pyarrow.parquet as parquet
-
-        kinds = [self._arrow.string()] * 2 + [self._arrow.float64()] * 3
-        self._schema = self._arrow.schema(list(zip(COLUMNS, kinds, strict=True)))
-        self._writer = parquet.ParquetWriter(file, self._schema)
-
-    def add(self, rows: Sequence[Row]) -> None:
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        self._writer.write_table(self._arrow.table(columns, schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 def check_ending(path: Path | None) -> None:
     """Raise unless the file is a .csv, or a .parquet that can be written."""
     if path is None or path.suffix == ".csv":
@@ -128,15 +85,18 @@ def arrow() -> Any:
 
 
 @contextmanager
-def table_in(path: Path | None) -> Iterator[Table]:
-    """Give a table that becomes the file if the `with` block succeeds; without a path, a table in memory."""
-    if path is None:
-        yield InMemory()
-        return
+def rows_in(path: Path) -> Iterator[Add]:
+    """Give a function that adds rows to a .csv or .parquet, which appears if the `with` block succeeds."""
     with writing(path) as file:
         if path.suffix == ".csv":
-            yield _Csv(file)
+            file.write(csv_lines([COLUMNS]))
+            yield lambda rows: file.write(csv_lines(rows))
             return
-        table = _Parquet(file)
-        yield table
-        table.close()
+        pyarrow = arrow()
+        parquet = importlib.import_module("pyarrow.parquet")
+        kinds = [pyarrow.string()] * 2 + [pyarrow.float64()] * 3
+        schema = pyarrow.schema(list(zip(COLUMNS, kinds, strict=True)))
+        with parquet.ParquetWriter(file, schema) as writer:
+            yield lambda rows: writer.write_table(
+                pyarrow.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
+            )

@@ -4,6 +4,7 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +14,13 @@ from undrift._errors import OptionError, UndriftWarning
 from undrift.cli.answers import (
     ABSTAIN,
     COLUMNS,
-    InMemory,
+    Row,
     as_dicts,
     check_ending,
     check_threshold,
     csv_lines,
+    rows_in,
     rows_of,
-    table_in,
 )
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, skipped_of
@@ -84,7 +85,9 @@ def run(
     session.kept = "Nothing was written: answers appear whole or not at all."
     counts = Counter(answered=0, abstained=0, unanswered=0)
     batches = pictures.named_batches(batch_size)
-    with table_in(out) as table, Bar("predict", len(batches), False if session.quiet else None) as bar:
+    printed: list[Row] = []
+    adding = nullcontext(printed.extend) if out is None else rows_in(out)
+    with adding as add, Bar("predict", len(batches), False if session.quiet else None) as bar:
         # Fast mode has one temperature per call, so it takes all images at once. Full mode writes batch by batch.
         for call in [batches] if mode == "fast" else ([batch] for batch in batches):
             names: list[str] = []
@@ -97,17 +100,16 @@ def run(
                 mode=mode,  # type: ignore[arg-type]  # predict says what is wrong with it
             )
             rows = rows_of(names, prediction, opened.classes, abstain_below)
-            table.add(rows)
+            add(rows)
             unanswered = int((prediction.label < 0).sum())
             abstained = 0 if abstain_below is None else sum(label == ABSTAIN for _, label, *_ in rows)
             counts.update(answered=len(rows) - abstained - unanswered, abstained=abstained, unanswered=unanswered)
     skipped = skipped_of(pictures)
     result = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
-    if isinstance(table, InMemory):
+    if out is None:
         if not session.as_json:
-            session.put(csv_lines([COLUMNS, *table.rows]).decode())
-        return {**result, "answers": as_dicts(table.rows)}
-    assert out is not None
+            session.put(csv_lines([COLUMNS, *printed]).decode())
+        return {**result, "answers": as_dicts(printed)}
     session.kept = f"{out} was written whole."
     session.say(f"{counts['answered']:,} answers, {counts['abstained']:,} abstentions, {len(skipped):,} images skipped")
     return {**result, "wrote": [session.wrote(out)]}

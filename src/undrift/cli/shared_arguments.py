@@ -8,10 +8,7 @@ import typer
 from undrift.cli.method_arguments import METHOD_PANEL
 
 Images = Annotated[str, typer.Argument(help="Folder, .tar, .txt, .npy or data set.", show_default=False)]
-DomainFile = Annotated[
-    Path | None,
-    typer.Option(help="What `undrift adapt` wrote.", metavar="FILE"),
-]
+DomainFile = Annotated[Path | None, typer.Option(help="What `undrift adapt` wrote.", metavar="FILE")]
 Preset = Annotated[
     str,
     typer.Option(
@@ -22,7 +19,7 @@ Samples = Annotated[int | None, typer.Option(help="Draws per answer; 0: the mean
 ModeName = Annotated[
     str,
     typer.Option(
-        help="full: all draws. fast: two or three, with one temperature that makes up for the rest.",
+        help="full: all draws. fast: two or three, and a temperature for the rest.",
         metavar="NAME",
         hidden=True,
     ),
@@ -35,6 +32,5 @@ Seed = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(help="Images per batch.", min=1, metavar="N")]
 MethodBatchSize = Annotated[
-    int | None,
-    typer.Option(help="Batch size; default 64 or the method's.", min=1, metavar="N"),
+    int | None, typer.Option(help="Batch size; default 64 or the method's.", min=1, metavar="N")
 ]
