@@ -16,6 +16,7 @@ ELSEWHERE = ("COMMAND", "--root")
 """Examples with a word to fill in, or on data that only a benchmark has."""
 
 
+@pytest.mark.slow
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     digits = data.digits

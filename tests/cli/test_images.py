@@ -64,6 +64,7 @@ def test_an_image_of_another_size_is_named_with_what_to_do(run: Run, words: tupl
     assert run(command, "target", *MODEL, *rest, "--resize", "8x8", "--force").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of a process's children")
 def test_a_killed_decoding_process_is_said_in_json(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("many.npy", pictures(300, 3)[0].permute(0, 2, 3, 1).numpy())
