@@ -1,6 +1,8 @@
 """Every choice by name: presets, checks, suggestions, and which layers they pick."""
 
 import dataclasses
+import json
+import pydoc
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import undrift
 from support import convnet
-from undrift.options import PRESETS, Options
+from undrift.options import GROUPS, PRESETS, Options, fields_by_group
 
 
 def test_presets_carry_the_columns_of_the_comparison() -> None:
@@ -34,13 +36,28 @@ def test_presets_carry_the_columns_of_the_comparison() -> None:
     assert {name: (getattr(paper, name), getattr(released, name)) for name in rows} == rows
 
 
-def test_every_option_says_what_it_is() -> None:
-    assert all(f.metadata["help"] for f in dataclasses.fields(Options))
+def test_every_option_is_explained_in_its_group() -> None:
+    text = pydoc.render_doc(undrift.Options, renderer=pydoc.plaintext)
+    for group, fields in fields_by_group().items():
+        assert f"{group.capitalize()} ({GROUPS[group]}):" in text
+        assert all(f.metadata["help"] in text for f in fields)
+    grouped = [f.name for fields in fields_by_group().values() for f in fields]
+    assert grouped == [f.name for f in dataclasses.fields(Options)]  # all of them, in the order of the groups
+    assert sum(f.metadata["main"] for f in dataclasses.fields(Options)) == 10
+
+
+def test_options_print_their_differences_and_their_groups() -> None:
+    assert repr(Options()) == "Options()"
+    changed = Options(exclude="fc", estimator="drawn", kl_weight=0.5)
+    assert repr(changed) == "Options(exclude=('fc',), estimator='drawn', kl_weight=0.5)"
+    for options in (changed, *PRESETS.values()):
+        assert eval(repr(options), {"Options": Options}) == options
+    lines = str(changed).splitlines()
+    assert [line.split()[0] for line in lines] == ["layers", "noise", "norm", "objective", "answer", "optimiser"]
+    assert "estimator='drawn'" in lines[1]
 
 
 def test_options_survive_json() -> None:
-    import json
-
     for options in (*PRESETS.values(), Options(exclude=("fc", "layer4.*"), first=3)):
         assert Options(**json.loads(json.dumps(options.as_dict()))) == options
 

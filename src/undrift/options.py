@@ -1,14 +1,17 @@
-"""Every choice that the paper, its released code or a user can make, by name, in one place.
+"""Every option of a method by name: what it does, its default, and the values it takes.
 
-The API, the command line and the domain file share this one frozen dataclass. Two presets carry whole columns of
-the comparison between the paper and its released online code: `PAPER` (the default) and `RELEASED`. docs/options.md is
-written from here.
+The API, the command line and the domain file share one frozen dataclass, `Options`. Its fields come in six groups,
+and ten of them matter first. Two presets fill it: `PAPER` (the defaults) and `RELEASED` (the values of the paper's
+released online code). docs/reference/options.md is generated from here.
 """
 
 import dataclasses
 import difflib
+import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from undrift._errors import OptionError
@@ -25,19 +28,36 @@ Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["shot", "constant"]
 
 T = TypeVar("T", bound="Changeable")
+BOUNDS = {"least": (operator.lt, "below"), "above": (operator.le, "not above"), "most": (operator.gt, "above")}
 TYPES = ("conv", "conv_transpose", "linear", "attention")
+
+GROUPS = {
+    "layers": "which layers are perturbed",
+    "noise": "variances, their prior, and how noise is drawn",
+    "norm": "norm layers; 'train' normalises steps by the batch, predictions by a moving average",
+    "objective": "what a step minimises",
+    "answer": "how predictions are made",
+    "optimiser": "when and how fast parameters change",
+}
+"""The groups of options, in the order of the fields, each with what it is about."""
 
 
 def _option(
     default: Any,
     help: str,  # noqa: A002
     *,
+    group: str = "",
+    main: bool = False,
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """Return a dataclass field that explains itself: its help line and, for numbers, the bounds they keep."""
-    return field(default=default, metadata={"help": help, "least": least, "above": above, "most": most})
+    """Return a field with its help line and bounds; `main` marks the options that matter first."""
+    metadata = {"help": help, "group": group, "main": main, "least": least, "above": above, "most": most}
+    return field(default=default, metadata=metadata)
+
+
+_layers, _noise, _norm, _objective, _answer, _optimiser = (partial(_option, group=name) for name in GROUPS)
 
 
 @dataclass(frozen=True)
@@ -57,78 +77,67 @@ class Changeable:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options(Changeable):
-    """What is perturbed, how strongly, how the noise is drawn, what the norm layers do, and what is asked.
+    """How a network is perturbed and adapted. `repr` shows what differs from the defaults, `print` all groups.
 
     Examples:
-        >>> Options(estimator="drawn").estimator
-        'drawn'
+        >>> Options(estimator="drawn")
+        Options(estimator='drawn')
         >>> preset("released").replace(init_fraction=0.01).kl_reduction
         'mean'
     """
 
-    # Which layers. Patterns are shell-style (`layer4.*`) and match a module's name or any parent's name.
-    layers: tuple[str, ...] = _option(("*",), "name patterns of the layers to perturb; none of them: no noise at all")
-    exclude: tuple[str, ...] = _option((), "name patterns of layers that get no noise")
-    frozen: tuple[str, ...] = _option((), "name patterns left wholly alone: no noise, source norm state (a classifier)")
-    train: tuple[str, ...] = _option((), "name patterns of layers whose own weights are trained too; the paper: none")
-    types: tuple[str, ...] = _option(TYPES, "kinds of layer to perturb: conv, conv_transpose, linear, attention")
-    first: int | None = _option(None, "perturb only the first k of those layers", least=1)
-    last: int | None = _option(None, "perturb only the last k of those layers", least=1)
-    skip_first: int = _option(0, "leave the first k of those layers alone", least=0)
-    skip_last: int = _option(0, "leave the last k of those layers alone", least=0)
+    # Patterns are shell-style (`layer4.*`) and match the name of a module or of any module that contains it.
+    layers: tuple[str, ...] = _layers(("*",), "name patterns of the layers to perturb; empty: no noise")
+    exclude: tuple[str, ...] = _layers((), "name patterns of layers without noise", main=True)
+    frozen: tuple[str, ...] = _layers((), "name patterns of parts left as they are", main=True)
+    train: tuple[str, ...] = _layers((), "name patterns of layers whose weights are trained too (the paper: none)")
+    types: tuple[str, ...] = _layers(TYPES, "kinds of layer to perturb: conv, conv_transpose, linear, attention")
+    first: int | None = _layers(None, "perturb only the first k of these layers", least=1)
+    last: int | None = _layers(None, "perturb only the last k of these layers", least=1)
+    skip_first: int = _layers(0, "do not perturb the first k of these layers", least=0)
+    skip_last: int = _layers(0, "do not perturb the last k of these layers", least=0)
 
-    # How many variances.
-    conv_sharing: Sharing = _option("kernel", "one log-variance a convolution kernel (output channel), or one a weight")
-    linear_sharing: Sharing = _option("weight", "one log-variance a weight of a linear layer, or one a row")
+    conv_sharing: Sharing = _noise("kernel", "one variance per convolution kernel (output channel), or per weight")
+    linear_sharing: Sharing = _noise("weight", "one variance per row of a linear layer ('kernel'), or per weight")
+    prior: Prior = _noise("adaptive", "prior variance: prior_scale × Var(kernel), or prior_scale for all weights")
+    prior_scale: float = _noise(1.0, "scale λ of the prior variance", above=0)
+    init: Initial = _noise("fraction", "initial variance: init_fraction × Var(kernel), or the prior variance")
+    init_fraction: float = _noise(0.01, "initial variance / Var(kernel)", least=0, main=True)
+    init_offset: float = _noise(0.0, "constant added to the initial variance", least=0)
+    variance_floor: float = _noise(1e-10, "lower bound of Var(kernel); constant kernels have none", above=0)
+    estimator: Estimator = _noise("local", "local reparameterisation, or weights drawn per batch", main=True)
+    energy: Energy = _noise("square", "input energy of the local estimator: x², x² + energy_offset, or (x − mean)²")
+    first_energy: Energy = _noise("centred", "input energy of the network's first layer, which sees raw images")
+    energy_offset: float = _noise(1e-2, "the constant of energy 'offset'", least=0)
 
-    # What they start from and are pulled to.
-    prior: Prior = _option("adaptive", "prior variance: prior_scale × Var(kernel), or prior_scale itself everywhere")
-    prior_scale: float = _option(1.0, "λ of the prior", above=0)
-    init: Initial = _option("fraction", "initial variance: init_fraction × Var(kernel), or the prior variance")
-    init_fraction: float = _option(0.01, "initial variance as a fraction of the kernel's variance", least=0)
-    init_offset: float = _option(0.0, "added to the initial variance", least=0)
-    variance_floor: float = _option(1e-10, "least Var(kernel), for constant and one-weight kernels", above=0)
+    norm_statistics: Statistics = _norm("train", "statistics of norm layers", main=True)
+    norm_momentum: float = _norm(0.1, "weight of a new batch in the moving average", above=0, most=1)
+    stream_norm_momentum: float = _norm(1.0, "the same in a stream; 1 keeps only the latest batch", above=0, most=1)
+    norm_affine: bool = _norm(True, "train scale and shift of the norm layers")
 
-    # How the noise is drawn.
-    estimator: Estimator = _option("local", "local reparameterisation, or weights drawn once a batch")
-    energy: Energy = _option("square", "input energy of the local estimator: x², x² + energy_offset, or (x − mean)²")
-    first_energy: Energy = _option("centred", "the same for the network's first layer, which sees raw images")
-    energy_offset: float = _option(1e-2, "the constant of energy 'offset'", least=0)
+    kl_reduction: Reduction = _objective("bound", "KL summed over weights and divided by the data size, or its mean")
+    kl_weight: float = _objective(1.0, "factor of the KL", least=0, main=True)
+    train_samples: int = _objective(1, "draws of the noise per step; 0: the mean network", least=0)
 
-    # What norm layers do.
-    norm_statistics: Statistics = _option(
-        "train", "source's, batch's, moving average, mean over the domain; train: batch's in steps, average at rest"
-    )
-    norm_momentum: float = _option(0.1, "weight of the new batch in the moving average", above=0, most=1)
-    stream_norm_momentum: float = _option(1.0, "the same in a stream; 1: the latest batch's own", above=0, most=1)
-    norm_affine: bool = _option(True, "train scale and shift of the norm layers")
+    test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)
+    answer: Answer = _answer("samples", "draws, or one pass before or after a stream's step", main=True)
 
-    # What is asked.
-    kl_reduction: Reduction = _option("bound", "KL summed over weights and divided by the data size, or its mean")
-    kl_weight: float = _option(1.0, "factor before the KL", least=0)
-    train_samples: int = _option(1, "draws of the perturbation in an adaptation step; 0 is the mean network", least=0)
-    test_samples: int = _option(10, "draws averaged in a prediction; 0 is the mean network", least=0)
-    answer: Answer = _option("samples", "a stream's answer: test_samples draws after the step, or its own forward pass")
-
-    # When and how fast.
-    stream_optimiser: Optimiser = _option("adam", "optimiser of a stream")
-    stream_lr: float = _option(5e-4, "learning rate of a stream", least=0)
-    stream_steps: int = _option(1, "steps a batch of a stream", least=1)
-    stream_split: int | None = _option(
-        None, "images that a stream adapts to at a time; None: the batch as it comes", least=1
-    )
-    adapt_optimiser: Optimiser = _option("sgd", "optimiser over epochs")
-    adapt_lr: float = _option(2e-3, "learning rate over epochs", least=0)
-    adapt_schedule: Schedule = _option("shot", "over epochs the rates fall as (1 + 10·progress)^−0.75, or stay")
-    log_var_lr_scale: float = _option(1.0, "learning rate of log-variances over that of norm affine", least=0)
-    fast: tuple[str, ...] = _option((), "name patterns of layers that learn faster (a new bottleneck)")
-    fast_lr_scale: float = _option(10.0, "learning rate of those layers over the others'", least=0)
-    momentum: float = _option(0.9, "momentum of SGD", least=0, most=1)
-    nesterov: bool = _option(False, "SGD looks ahead (Nesterov)")
-    weight_decay: float = _option(1e-3, "weight decay over epochs, never on log-variances", least=0)
-    climb: float = _option(0.0, "radius of a climb before each step of a stream (sharpness-aware), 0: none", least=0)
+    stream_optimiser: Optimiser = _optimiser("adam", "optimiser of a stream")
+    stream_lr: float = _optimiser(5e-4, "learning rate of a stream", least=0, main=True)
+    stream_steps: int = _optimiser(1, "steps per batch of a stream", least=1)
+    stream_split: int | None = _optimiser(None, "images per step of a stream; None: the whole batch", least=1)
+    adapt_optimiser: Optimiser = _optimiser("sgd", "optimiser over epochs")
+    adapt_lr: float = _optimiser(2e-3, "learning rate over epochs", least=0, main=True)
+    adapt_schedule: Schedule = _optimiser("shot", "over epochs, rates fall as (1 + 10·progress)^−0.75 or stay constant")
+    log_var_lr_scale: float = _optimiser(1.0, "learning rate of log-variances relative to norm layers", least=0)
+    fast: tuple[str, ...] = _optimiser((), "name patterns of layers that learn faster (a new bottleneck)")
+    fast_lr_scale: float = _optimiser(10.0, "learning rate of those layers relative to the others", least=0)
+    momentum: float = _optimiser(0.9, "momentum of SGD", least=0, most=1)
+    nesterov: bool = _optimiser(False, "use Nesterov momentum in SGD")
+    weight_decay: float = _optimiser(1e-3, "weight decay over epochs; never applied to log-variances", least=0)
+    climb: float = _optimiser(0.0, "radius of a sharpness-aware climb before each step of a stream; 0: none", least=0)
 
     def __post_init__(self) -> None:
         for name in ("layers", "exclude", "frozen", "train", "types", "fast"):
@@ -142,8 +151,26 @@ class Options(Changeable):
         if isinstance(self.types, tuple):
             problems += [f"types={t!r} is not one of {', '.join(TYPES)}" for t in self.types if t not in TYPES]
         if problems:
-            # All at once: nobody likes to correct one option a run.
+            # All at once, so that a user corrects them in one go.
             raise OptionError("; ".join(problems) + ". `help(undrift.Options)` lists every option.")
+
+    def __repr__(self) -> str:
+        """Return the options that differ from the defaults, as Python."""
+        every = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return f"Options({', '.join(f'{f.name}={value!r}' for f, value in every if value != f.default)})"
+
+    def __str__(self) -> str:
+        """Return every option, one line per group."""
+        return "\n".join(
+            f"{group:<9}  " + "  ".join(f"{f.name}={getattr(self, f.name)!r}" for f in members)
+            for group, members in fields_by_group().items()
+        )
+
+
+def fields_by_group() -> "dict[str, list[dataclasses.Field[Any]]]":
+    """Return the fields of `Options`, group by group."""
+    every = dataclasses.fields(Options)
+    return {group: [f for f in every if f.metadata["group"] == group] for group in GROUPS}
 
 
 def answering_draws(options: Options, answer: Answer | None = None) -> int:
@@ -194,32 +221,25 @@ def _problem(f: "dataclasses.Field[Any]", hint: Any, value: Any) -> str | None:
     whole = hint is int or int in get_args(hint)
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         return f"{f.name}={value!r} is not {'a whole number' if whole else 'a number'}"
-    least, above = f.metadata["least"], f.metadata["above"]
-    if value != value or value in (float("inf"), float("-inf")):
+    if isinstance(value, float) and not math.isfinite(value):
         return f"{f.name}={value!r} is not finite"
-    if least is not None and value < least:
-        return f"{f.name}={value!r} is below {least}"
-    if above is not None and value <= above:
-        return f"{f.name}={value!r} is not above {above}"
-    if (most := f.metadata.get("most")) is not None and value > most:
-        return f"{f.name}={value!r} is above {most}"
+    for bound, (wrong, words) in BOUNDS.items():
+        if (limit := f.metadata[bound]) is not None and wrong(value, limit):
+            return f"{f.name}={value!r} is {words} {limit}"
     return None
 
 
-# Values that the paper leaves open, and why they are what they are here (measurements: docs/method.md):
-# - init_fraction 0.01: a tenth of a kernel's standard deviation. Smaller is inert (the released 1e-6 is Tent at the
-#   same learning rate), larger costs accuracy on streams.
-# - first_energy "centred": the constant part of a raw image enters Σx² with full weight, and local noise turns it into
-#   independent noise at every position that no norm layer removes.
-# - norm_statistics "train": the text has a moving average, its code none. As PyTorch trains: a step normalises by the
-#   batch, predictions by the average. Steps that normalise by the average ("moving") have a gradient that does not see
-#   the normalisation, and a long stream drifts away: WRN-28-10 on CIFAR-10-C ended at 57 % error, and on development
-#   corruptions the fourth cycle is at 34/30/20 % where "train" is at 27/24/12 (docs/method.md).
-# - norm_momentum 0.1, stream_norm_momentum 1: the paper updates "through moving average" without its rate. PyTorch's
-#   0.1 averages many batches over epochs. On a stream every average lags behind a change of domain (the demo's stream:
-#   80 % with 0.4, 89 % with 1); with 1 it is the latest batch's own, and stays for single images afterwards.
-# - answer "samples": the text samples ten times at test and predicts batch by batch, at once.
-# - weight_decay never touches a log-variance: it would pull σ towards 1, a thousand times a kernel's size.
+# Why the defaults are what they are, where the paper leaves a value open (measured in docs/explanation/defaults.md):
+# - init_fraction 0.01 is a tenth of a kernel's standard deviation. Smaller noise has no effect: the released 1e-6
+#   gives Tent's results at the same learning rate. Larger noise costs accuracy on streams.
+# - first_energy "centred": raw images have a large mean. In Σx² it becomes independent noise at every position, which
+#   no norm layer removes.
+# - norm_statistics "train": the paper's text uses a moving average, its code does not. Steps that normalise by the
+#   average ("moving") do not differentiate through the normalisation, and long streams diverge.
+# - norm_momentum 0.1 is PyTorch's and averages many batches over epochs. stream_norm_momentum is 1 because any average
+#   lags behind a change of domain.
+# - answer "samples": the paper averages ten draws and answers each batch at once.
+# - weight_decay skips log-variances: it would pull σ towards 1, about a thousand times a kernel's size.
 PAPER = Options()
 
 RELEASED = Options(
@@ -236,3 +256,10 @@ RELEASED = Options(
 )
 
 PRESETS: Mapping[str, Options] = {"paper": PAPER, "released": RELEASED}
+
+if Options.__doc__:  # for help(undrift.Options); python -OO has none
+    Options.__doc__ += "\n" + "\n".join(
+        f"    {group.capitalize()} ({GROUPS[group]}):\n"
+        + "".join(f"        {f.name} (default {f.default!r}): {f.metadata['help']}\n" for f in members)
+        for group, members in fields_by_group().items()
+    )

@@ -47,8 +47,22 @@ class Slow(Tiny):
         return super().forward(x)
 
 
+class Stopping(Tiny):
+    """Ctrl-C once a file has so many lines, or once it exists; the file `stop` says which."""
+
+    def forward(self, x):
+        name, lines = Path("stop").read_text().split()
+        if Path(name).exists() and lines in ("any", str(Path(name).read_bytes().count(b"\\n"))):
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
 def make(classes=3):
     return Tiny(classes)
+
+
+def stopping():
+    return Stopping()
 
 
 def slow():
@@ -112,6 +126,7 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+StopWhen = Callable[..., Outcome]
 MODEL = (
     "--model",
     "tiny_of_tests:make",
@@ -148,6 +163,19 @@ def run(work: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         code = main([str(word) for word in words])
         captured = capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def stop_when(run: Run, work: Path) -> StopWhen:
+    """Return what runs a command and presses Ctrl-C in the pass after a file has so many lines."""
+
+    def call(name: str, lines: int | str, *words: str) -> Outcome:
+        (work / "stop").write_text(f"{name} {lines}")
+        found = run(*(word.replace("tiny_of_tests:make", "tiny_of_tests:stopping") for word in words))
+        assert found.code == 130, found.err
+        return found
 
     return call
 

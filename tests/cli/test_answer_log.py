@@ -129,7 +129,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     before = (tmp_path / "a.csv").read_bytes()
     for ask in (lambda other: other.open_new(replace=True), lambda other: other.go_on(log.offset, log.checksum)):
         other = AnswerLog(tmp_path / "a.csv", None)
-        with pytest.raises(DataError, match=r"another process is writing .*a\.csv; needed: one a file.*Wait"):
+        with pytest.raises(DataError, match=r"another process is writing .*a\.csv; needed: one process per file.*Wait"):
             ask(other)
         other.close()
     with pytest.raises(DataError, match="is there already"):

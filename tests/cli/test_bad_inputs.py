@@ -28,11 +28,11 @@ def test_wrong_paths(run: Run) -> None:
     for words, facts in (
         (("predict", "nowhere", *MODEL), ("there is no nowhere", "needed: a folder", "Check the path")),
         (swap(PREDICT, weights="none.safetensors"), ("there is no file none.safetensors", "needed: a checkpoint")),
-        (swap(PREDICT, classes="none.txt"), ("none.txt cannot be read", "one class a line")),
+        (swap(PREDICT, classes="none.txt"), ("none.txt cannot be read", "one class name per line")),
         ((*PREDICT, "--domain", "none.safetensors"), ("there is no file none.safetensors", "domain file")),
         ((*PREDICT, "--out", "no/such/a.csv"), ("there is no folder", "mkdir -p")),
         (("inspect", "none.safetensors"), ("there is no file none.safetensors",)),
-        (("evaluate", "--target", "nowhere", *MODEL), ("there is no nowhere", "one folder a class")),
+        (("evaluate", "--target", "nowhere", *MODEL), ("there is no nowhere", "one folder per class")),
         (("train", "nowhere", "--out", "s.safetensors"), ("there is no nowhere", "digits:mnist")),
     ):
         found = run(*words)
@@ -149,7 +149,7 @@ def test_flags_that_do_not_belong_together(run: Run, adapted: Path) -> None:
             "beside --domain",
         ),
         (("evaluate", "--target", "target", *MODEL, "--kl-weight", "2"), "only a continual evaluation adapts"),
-        ((*PREDICT, "--out", "a.txt"), "ends in .csv or .parquet"),
+        ((*PREDICT, "--out", "a.txt"), "ends in neither .csv nor .parquet"),
         ((*PREDICT, "--abstain-below", "7"), "no probability"),
         ((*PREDICT, "--temperature", "hot"), "neither a number nor auto"),
         ((*PREDICT, "--mean", "a,b,c"), "no number"),
@@ -198,8 +198,8 @@ def test_advice_is_for_the_shell(run: Run, adapted: Path) -> None:
         ),
         ((*PREDICT, *domain, "--samples", "0"), "Ask for --samples 1 or more, or `undrift export … --images FOLDER`"),
         (("adapt", "target", *MODEL, "--out", "c.safetensors", "--keep", "foo"), "--keep 'foo' is not one of last, b"),
-        (("adapt", "target", *MODEL, "--out", "c.safetensors", "--init-fraction", "-1"), "`--help` lists every option"),
-        (("train", "source", "--out", "s.safetensors", "--epochs", "-1"), "`--help` lists every option"),
+        (("adapt", "target", *MODEL, "--out", "c.safetensors", "--init-fraction", "-1"), "`--help-all` lists every"),
+        (("train", "source", "--out", "s.safetensors", "--epochs", "-1"), "`--help-all` lists every option"),
     ):
         found = run(*words)
         assert advice in found.err, found.err

@@ -38,5 +38,5 @@ def test_what_images_get_can_be_said_by_flags(run: Run) -> None:
     for flags in (("--preprocess", "none"), ("--mean", "0.5,0.5,0.5", "--crop", "6")):
         assert run(*words, *flags).json["warnings"] == []
     (warning,) = run(*words).json["warnings"]
-    assert "nobody said what images hf:bare expects (bare has no preprocessor_config.json)" in warning
+    assert "the preprocessing of hf:bare is unknown (bare has no preprocessor_config.json)" in warning
     assert "--preprocess none" in warning

@@ -64,6 +64,7 @@ def test_an_image_of_another_size_is_named_with_what_to_do(run: Run, words: tupl
     assert run(command, "target", *MODEL, *rest, "--resize", "8x8", "--force").code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of a process's children")
 def test_a_killed_decoding_process_is_said_in_json(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("many.npy", pictures(300, 3)[0].permute(0, 2, 3, 1).numpy())
@@ -94,7 +95,7 @@ def test_an_image_that_is_still_being_written_is_left_for_the_next_run(run: Run)
     found = run(*words)
     assert found.code == 0, found.err
     assert found.json["unfinished"] == [str(path) for path in late]
-    said = f"left for the next run, as it was just written to and cannot be read yet: {late[0]} and 1 after it"
+    said = f"left for the next run, as it was written to just now and cannot be read yet: {late[0]} and 1 after it"
     assert said in found.err
     # In the middle of the others it cannot wait, and what nobody writes any more is damaged.
     assert sorted(found.json["skipped"]) == [str(half), str(lost)]

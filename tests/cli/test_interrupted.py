@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .conftest import MODEL, Run, leftovers, pictures, start
+from .conftest import MODEL, Run, StopWhen, leftovers, pictures, start
 
 SLOW = ("--model", "tiny_of_tests:slow", *MODEL[2:])
 STREAM = (
@@ -45,12 +45,13 @@ def stop(process: "subprocess.Popen[str]", number: int) -> tuple[int, str]:
     return process.returncode, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_commands_leave_nothing_and_say_so(work: Path, number: int, exit_code: int) -> None:
     for words, kept in (
         (
             ("adapt", "target", *SLOW, "--out", "b.safetensors", "--checkpoint", "b.run"),
-            "b.run holds what was done so far",
+            "b.run holds the run so far",
         ),
         (("predict", "target", *SLOW, "--out", "a.csv", "--batch-size", "1"), "answers appear whole or not at all"),
     ):
@@ -64,6 +65,7 @@ def test_stopped_commands_leave_nothing_and_say_so(work: Path, number: int, exit
     assert leftovers(work) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_prediction_left_goes_with_the_next_one(run: Run, work: Path) -> None:
     words = ("predict", "target", "--out", "a.csv", "--batch-size", "1")
     killed, alive = start(work, *words, *SLOW), None
@@ -85,7 +87,10 @@ def test_what_a_killed_prediction_left_goes_with_the_next_one(run: Run, work: Pa
             process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGKILL))],
+)
 def test_a_stopped_stream_goes_on_without_losing_or_repeating_a_line(run: Run, work: Path, number: int) -> None:
     path = next(Path("target").rglob("04.png"))
     path.write_bytes(path.read_bytes()[:20])  # a damaged image moves no batch
@@ -126,6 +131,7 @@ def test_a_state_belongs_to_its_stream_and_its_answers(run: Run) -> None:
     assert "s.csv is there already" in run(*STREAM, *MODEL).err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stream_is_stopped_with_all_its_processes(run: Run, work: Path, number: int) -> None:
     """As a terminal does at Ctrl-C, and systemd when a service ends."""
@@ -144,6 +150,7 @@ def test_a_stream_is_stopped_with_all_its_processes(run: Run, work: Path, number
     assert Path("s.csv").read_bytes().startswith(part)
 
 
+@pytest.mark.slow
 def test_what_is_ignored_stays_ignored_and_sigterm_ends_all_the_same(work: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script starts what it puts into the background
     try:
@@ -166,23 +173,11 @@ def test_stream_answers_and_starts_from_a_domain_file(run: Run, adapted: Path) -
     assert all(text.count("\n") == 31 for text in texts)
 
 
-def test_adapt_goes_on_from_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapt_goes_on_from_its_checkpoint(run: Run, stop_when: StopWhen) -> None:
     words = ("adapt", "target", *MODEL, "--epochs", "3", "--batch-size", "10")
     assert run(*words, "--out", "whole.safetensors").code == 0
-    resume = importlib.import_module("undrift.loop.resume")
-    saved = resume.pack
-    calls = []
-
-    def interrupted(of: object) -> object:
-        calls.append(of)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return saved(of)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(resume, "pack", interrupted)
-        found = run(*words, "--out", "part.safetensors", "--checkpoint", "c.run")
-    assert (found.code, Path("part.safetensors").exists()) == (130, False)
+    stop_when("c.run", "any", *words, "--out", "part.safetensors", "--checkpoint", "c.run")
+    assert not Path("part.safetensors").exists()
     assert run(*words, "--out", "part.safetensors", "--checkpoint", "c.run").code == 0
     assert Path("part.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
@@ -190,10 +185,9 @@ def test_adapt_goes_on_from_its_checkpoint(run: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("undrift.evaluate:predict", ("evaluate", "--target", "target", *MODEL, "--out", "o.json")),
-        ("undrift.packs.export:_state_dict", ("export", *MODEL, "--domain", "b.safetensors", "--out", "o.safetensors")),
-        ("undrift.judge.plots:_save", ("inspect", "b.safetensors", "--plot", "o.png")),
-        ("undrift_bench.train.epoch:Loop.run", ("train", "digits:optdigits", "--out", "o.safetensors", "--quiet")),
+        ("safetensors.torch:save", ("export", *MODEL, "--domain", "b.safetensors", "--out", "o.safetensors")),
+        ("matplotlib.figure:Figure.savefig", ("inspect", "b.safetensors", "--plot", "o.png")),
+        ("torch.optim:SGD.step", ("train", "digits:optdigits", "--out", "o.safetensors", "--quiet")),
         ("undrift.images.corrupt.sheet:corrupt", ("corrupt", "source/red/00.png", "--sheet", "o.png")),
     ],
 )
@@ -211,3 +205,8 @@ def test_ctrl_c_in_the_other_commands(
     found = run(*words)
     assert (found.code, "stopped: " in found.err) == (130, True), found.err
     assert sorted(p.name for p in work.iterdir()) == before
+
+
+def test_ctrl_c_in_an_evaluation(stop_when: StopWhen) -> None:
+    found = stop_when("names.txt", "any", "evaluate", "--target", "target", *MODEL, "--out", "o.json")
+    assert ("stopped: " in found.err, Path("o.json").exists()) == (True, False), found.err

@@ -64,7 +64,7 @@ def test_folders_that_count_from_one_are_named_first(run: Run) -> None:
         Path("source", name).rename(Path("source", str(number)))
     found = run("evaluate", "--target", "source", *UNNAMED)
     assert found.code == 1
-    assert "labels from 1 to 3; the network has 3 outputs; needed: a label an output, from 0 to 2" in found.err
+    assert "labels from 1 to 3; the network has 3 outputs; needed: labels from 0 to 2, one per output" in found.err
     assert "They seem to count from 1: name the classes of folders 1 to 3 with --classes" in found.err
     Path("ones.txt").write_text("1\n2\n3\n", encoding="utf-8-sig")
     assert scores(run("evaluate", "--target", "source", *UNNAMED, "--classes", "ones.txt", "--json")) == pytest.approx(

@@ -1,7 +1,6 @@
 """`--method` runs what the Python API runs, goes on where it stopped, and says what does not fit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ import undrift
 from support import same
 from undrift import methods
 from undrift._types import Keeper
-from undrift.cli.answers import rows_of
-from undrift.cli.app import USAGE
 from undrift.images import FileDomain
 
-from .conftest import MODEL, Run
+from .conftest import MODEL, Run, StopWhen
 
 STREAM = ("stream", "target", *MODEL, "--batch-size", "10", "--quiet")
 
@@ -85,12 +82,12 @@ def test_a_captured_stream_is_the_same_and_may_go_on_without(run: Run) -> None:
     assert same(*(undrift.inspect(f"{name}.safetensors").tensors for name in "ab"))
     assert run(*words, "--answers", "c.csv", "--state", "c.state").code == 0  # all images are done with
     found = run(*STREAM, "--answers", "r.csv", "--method", "roid", "--captured")
-    assert (found.code, "captured=True, but Roid" in found.err) == (USAGE, True), found.err
+    assert (found.code, "captured=True, but Roid" in found.err) == (2, True), found.err
     assert not Path("r.csv").exists()
 
 
 def test_images_one_by_one_are_gathered_as_in_the_api(
-    run: Run, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+    run: Run, weights: dict[str, Tensor], stop_when: StopWhen
 ) -> None:
     words = ("stream", "target", *MODEL, "--batch-size", "1", "--quiet", "--method", "tent", "--gather", "7")
     found = run(*words, "--answers", "s.csv", "--out", "b.safetensors", "--json")
@@ -104,18 +101,8 @@ def test_images_one_by_one_are_gathered_as_in_the_api(
     assert torch.equal(going.model.net.norm.weight, file.tensors["norm.weight"])
     assert file.options.norm_statistics == "train"
     # Stopped with images that wait, it goes on with them; with another number it is another stream.
-    told = []
-
-    def stop_in_the_tenth(*given: object) -> object:
-        told.append(given)
-        if len(told) == 10:
-            raise KeyboardInterrupt
-        return rows_of(*given)
-
     going_on = (*words, "--answers", "t.csv", "--state", "t.state", "--state-every", "3")
-    with monkeypatch.context() as patch:
-        patch.setattr("undrift.cli.stream.rows_of", stop_in_the_tenth)
-        assert run(*going_on).code == 130
+    stop_when("t.csv", 10, *going_on)
     found = run(*going_on, "--gather", "8")
     assert (found.code, "another stream" in found.err) == (1, True), found.err
     assert run(*going_on).code == 0
@@ -132,7 +119,7 @@ def test_a_balanced_memory_is_that_of_the_api(run: Run, weights: dict[str, Tenso
     written = [float(line.split(",")[2]) for line in Path("s.csv").read_text().splitlines()[1:]]
     assert written == pytest.approx(answers, abs=1e-5)
     found = run(*words, "--answers", "t.csv")
-    assert (found.code, "--balanced was given without --gather; needed:" in found.err) == (USAGE, True), found.err
+    assert (found.code, "--balanced was given without --gather; needed:" in found.err) == (2, True), found.err
     assert "Give --gather 128 as well." in found.err
     assert not Path("t.csv").exists()
 
@@ -143,23 +130,11 @@ def test_a_variant_is_a_preset_of_the_method(run: Run) -> None:
     assert undrift.inspect("b.safetensors").options == undrift.preset("released")
 
 
-def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_goes_on_with_the_same_method_only(run: Run, stop_when: StopWhen) -> None:
     words = (*STREAM, "--method", "tent", "--set", "momentum=0.5")
     assert run(*words, "--answers", "whole.csv").code == 0
-    steps = 0
-    step = undrift.loop.online.OnlineSteps.step
-
-    def stop_in_the_third(self: undrift.loop.online.OnlineSteps, *given: Any) -> tuple[Tensor, Tensor]:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise KeyboardInterrupt
-        return step(self, *given)
-
     going = (*words, "--answers", "s.csv", "--state", "s.state", "--state-every", "1")
-    with monkeypatch.context() as patch:
-        patch.setattr(undrift.loop.online.OnlineSteps, "step", stop_in_the_third)
-        assert run(*going).code == 130
+    stop_when("s.csv", 21, *going)
     for other in (
         (*STREAM, "--method", "tent", "--set", "momentum=0.6"),
         (*STREAM, "--method", "norm-stats"),
@@ -172,21 +147,11 @@ def test_a_stream_goes_on_with_the_same_method_only(run: Run, monkeypatch: pytes
     assert Path("s.csv").read_bytes() == Path("whole.csv").read_bytes()
 
 
-def test_an_adaptation_with_a_method_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adaptation_with_a_method_goes_on(run: Run, stop_when: StopWhen) -> None:
     words = ("adapt", "target", *MODEL, "--method", "shot", "--epochs", "3", "--batch-size", "10")
     assert run(*words, "--out", "whole.safetensors").code == 0
-    end, ends = undrift.loop.epochs.Run._end_epoch, []
-
-    def stop_in_the_second(self: undrift.loop.epochs.Run) -> None:
-        ends.append(1)
-        if len(ends) == 2:
-            raise KeyboardInterrupt
-        end(self)
-
     going = (*words, "--out", "b.safetensors", "--checkpoint", "b.run")
-    with monkeypatch.context() as patch:
-        patch.setattr(undrift.loop.epochs.Run, "_end_epoch", stop_in_the_second)
-        assert run(*going).code == 130
+    stop_when("b.run", "any", *going)
     other = run(*going, "--set", "beta=0.2")
     assert (other.code, "likelihood" in other.err) == (1, True), other.err
     assert run(*going).code == 0
@@ -255,12 +220,12 @@ def test_methods_with_parts_of_their_own_run_from_the_shell(
 )
 def test_what_does_not_fit_is_said_before_anything_is_opened(run: Run, words: tuple[str, ...], said: str) -> None:
     found = run("stream", "nowhere", "--weights", "nothing", "--answers", "s.csv", *words)
-    assert (found.code, said in found.err) == (USAGE, True), found.err
+    assert (found.code, said in found.err) == (2, True), found.err
 
 
 def test_a_method_and_a_domain_file_are_one_too_many(run: Run, adapted: Path) -> None:
     found = run(*STREAM, "--answers", "s.csv", "--method", "tent", "--domain", adapted)
-    assert (found.code, "beside --domain" in found.err) == (USAGE, True)
+    assert (found.code, "beside --domain" in found.err) == (2, True)
     assert not Path("s.csv").exists()
 
 

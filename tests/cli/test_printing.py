@@ -97,6 +97,7 @@ ON_A_TERMINAL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs pseudo-terminals")
 @pytest.mark.parametrize(("words", "files"), ON_A_TERMINAL)
 def test_a_terminal_that_is_closed_costs_no_file(work: Path, words: tuple[str, ...], files: tuple[str, ...]) -> None:
@@ -138,6 +139,7 @@ def test_a_terminal_without_arrows(work: Path) -> None:
     assert Path("o.history.json").exists()
 
 
+@pytest.mark.slow
 def test_json_keeps_names_that_the_terminal_does_not_have(work: Path) -> None:
     next(Path("target/red").iterdir()).rename("target/red/Ω.png")
     found = shell(work, "predict", "target/red/Ω.png", *MODEL, "--json")

@@ -8,39 +8,26 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from undrift.cli.answers import COLUMNS, csv_lines, rows_of
-
-from .conftest import MODEL, Run, leftovers, start, write_tree
+from .conftest import MODEL, Run, StopWhen, leftovers, start, write_tree
 from .test_interrupted import SLOW, STREAM, stop, wait_for_calls
 
 OUT = ("--out", "o.safetensors")
+HEADER = b"path,label,probability,entropy,mutual_information\n"
 
 
 Begin = Callable[..., bytes]
 
 
 @pytest.fixture
-def begin(run: Run, monkeypatch: pytest.MonkeyPatch) -> Begin:
+def begin(stop_when: StopWhen) -> Begin:
     """Return what begins a stream, ends it in the fifth batch, and returns the answers that its state knows."""
 
     def call(*words: str) -> bytes:
-        answered = []
-
-        def rows(*given: Any) -> Any:
-            answered.append(given)
-            if len(answered) == 5:
-                raise KeyboardInterrupt
-            return rows_of(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr("undrift.cli.stream.rows_of", rows)
-            found = run(*STREAM, *MODEL, *words)
-        assert found.code == 130, found.err
+        stop_when("s.csv", 13, *STREAM, *MODEL, *words)
         part = Path("s.csv").read_bytes()[: torch.load("s.state", weights_only=True)["offset"]]
         assert part.count(b"\n") == 13
         return part
@@ -48,6 +35,7 @@ def begin(run: Run, monkeypatch: pytest.MonkeyPatch) -> Begin:
     return call
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_share_a_file(run: Run, work: Path) -> None:
     process = start(work, *STREAM, *SLOW)
     wait_for_calls(process, work, 6)
@@ -59,7 +47,8 @@ def test_two_processes_do_not_share_a_file(run: Run, work: Path) -> None:
         ((*STREAM, "--state", "t.state", "--force"), "s.csv"),
     ):
         found = run(*words, *MODEL)
-        assert (found.code, f"another process is writing {name}; needed: one a file" in found.err) == (1, True), found
+        told = f"another process is writing {name}; needed: one process per file" in found.err
+        assert (found.code, told) == (1, True), found
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -174,7 +163,7 @@ def test_other_images_are_named(run: Run) -> None:
     assert "other names from image 1 on, target/blue/02.png there, target/blue/00b.png" in run(*STREAM, *MODEL).err
     Path("target/blue/00b.png").unlink()
     Path("target/red/27.png").unlink()
-    assert "30 images were done with there, 29 are here" in run(*STREAM, *MODEL).err
+    assert "30 images were done there, 29 are here" in run(*STREAM, *MODEL).err
     shutil.copy("target/red/24.png", "target/red/27.png")
     assert run(*STREAM, *MODEL).code == 0
     assert Path("s.csv").read_bytes() == before
@@ -246,19 +235,14 @@ def test_a_first_state_that_cannot_be_written_leaves_the_way_free(
     assert run(*STREAM, *MODEL).code == 0
 
 
-def test_a_batch_that_fails_first_leaves_the_way_free(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_fails_first_leaves_the_way_free(run: Run, stop_when: StopWhen) -> None:
     words = ("stream", "target", *MODEL, "--answers", "s.csv")
-
-    def pressed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("undrift.cli.stream.rows_of", pressed)
-        found = run(*words)
-    assert (found.code, "Nothing was written" in found.err, Path("s.csv").exists()) == (130, True, False), found.err
+    found = stop_when("s.csv", 1, *words)
+    assert ("Nothing was written" in found.err, Path("s.csv").exists()) == (True, False), found.err
     assert run(*words).code == 0
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_checkpoint(run: Run, work: Path) -> None:
     words = ("--out", "c.safetensors", "--checkpoint", "c.run")
     process = start(work, "adapt", "target", *SLOW, *words)
@@ -272,14 +256,14 @@ def test_two_runs_do_not_share_a_checkpoint(run: Run, work: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--state", "s.state")])
-@pytest.mark.parametrize("left", [0, 7, len(csv_lines([COLUMNS]))])
+@pytest.mark.parametrize("left", [0, 7, len(HEADER)])
 def test_columns_without_an_answer_are_nobodys_work(run: Run, words: tuple[str, ...], left: int) -> None:
     command = ("stream", "target", *MODEL, "--answers", "s.csv", "--batch-size", "15", *words)
-    Path("s.csv").write_bytes(csv_lines([COLUMNS])[:left])
+    Path("s.csv").write_bytes(HEADER[:left])
     Path("o.safetensors").write_bytes(b"mine")
     found = run(*command, *OUT)
     assert (found.code, "o.safetensors is there already" in found.err) == (1, True), found.err
-    assert Path("s.csv").read_bytes() == csv_lines([COLUMNS])[:left]
+    assert Path("s.csv").read_bytes() == HEADER[:left]
     found = run(*command)
     assert found.code == 0, found.err
     assert Path("s.csv").read_bytes().count(b"\n") == 31
@@ -293,6 +277,7 @@ def test_anything_beyond_the_columns_is_somebodys_work(run: Run, mine: bytes) ->
     assert Path("s.csv").read_bytes() == mine
 
 
+@pytest.mark.slow
 def test_a_stream_killed_before_its_first_state_starts_again(run: Run, work: Path) -> None:
     process = start(work, *STREAM, *SLOW)
     end = time.monotonic() + 60

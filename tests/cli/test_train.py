@@ -43,7 +43,7 @@ def test_two_processes_do_not_train_to_one_file(run: Run, work: Path) -> None:
         Path("own.checkpoint.pt").write_bytes(b"another's")
         for more in ((), ("--force",), ("--no-resume",)):
             found = run(*words, *more)
-            told = "another process is writing own.safetensors; needed: one a file" in found.err
+            told = "another process is writing own.safetensors; needed: one process per file" in found.err
             assert (found.code, told, "Wait for it, stop it, or choose" in found.err) == (1, True, True), found.err
         assert Path("own.checkpoint.pt").read_bytes() == b"another's"
         assert run(*TRAIN, "--out", "other.safetensors").code == 0

@@ -9,51 +9,44 @@ from undrift._errors import OptionError
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, hold_if_small, skipped_of
 from undrift.cli.likelihood_arguments import LikelihoodFlags
-from undrift.cli.method_arguments import MethodName, Settings, choose
+from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, choose
 from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, perturbed_afresh
 from undrift.cli.output_paths import Force, alone, beside
 from undrift.cli.session import Session, command
+from undrift.cli.shared_arguments import Images, MethodBatchSize, Preset, Seed
 from undrift.options import Options
 
 
 @command
-@takes(Options, "options", "The method (docs/options.md)", names={"adapt_lr": "--lr"})
-@takes(LikelihoodFlags, "likelihood", "What is asked")
+@takes(Options, "options", METHOD_PANEL, names={"adapt_lr": "--lr"}, hidden=("stream_lr", "answer"))
+@takes(LikelihoodFlags, "likelihood", METHOD_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(
     session: Session,
-    images: Annotated[str, typer.Argument(help="A folder, .tar, .txt list, .npy, an image, or a data set's name.")],
-    out: Annotated[Path, typer.Option(help="The domain file to write: NAME.safetensors.", metavar="FILE")],
+    images: Images,
+    out: Annotated[Path, typer.Option(help="Domain file, NAME.safetensors.", metavar="FILE")],
     model: dict[str, Any],
     likelihood: dict[str, Any],
     options: dict[str, Any],
     method: MethodName = None,
     settings: Settings = None,
-    preset: Annotated[str, typer.Option(help="Options to start from: paper or released.")] = "paper",
-    epochs: Annotated[
-        int | None, typer.Option(help="Passes over the images. Default: 15, or the method's.", min=1)
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step. Default: 64, or the method's.", min=1)] = None,
+    preset: Preset = "paper",
+    epochs: Annotated[int | None, typer.Option(help="Epochs; default 15 or the method's.", min=1, metavar="N")] = None,
+    batch_size: MethodBatchSize = None,
     keep: Annotated[
-        str, typer.Option(help="last, or best: the epoch that the label-free verdict likes best.")
+        str,
+        typer.Option(help="The epoch to keep: last, or best by the label-free verdict.", metavar="NAME", hidden=True),
     ] = "last",
-    seed: Annotated[int, typer.Option(help="Of the noise and of the order.", min=0)] = 0,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="Written every epoch; the same command goes on from it.", metavar="FILE")
-    ] = None,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the history beside the domain file (NAME.history.png).")
-    ] = False,
+    seed: Seed = 0,
+    checkpoint: Annotated[Path | None, typer.Option(help="Saved every epoch; resume from it.", metavar="FILE")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Also draw the history: NAME.history.png.", hidden=True)] = False,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
     """Adapt a network to unlabelled images and write a domain file.
 
-    Writes NAME.safetensors and NAME.history.json, and says without labels whether it went well.
-
-    Example: undrift adapt clinic-b/ --weights source.safetensors --out clinic-b.safetensors
-    Another method: --method shot --set beta=0.1
+    Example: undrift adapt images/ --weights net.pt --out b.safetensors
     """
     import torch
 
@@ -82,7 +75,7 @@ def run(
             generator=torch.Generator().manual_seed(seed),
             progress=False if session.quiet else None,
         )
-    # All files before the first line: whatever becomes of what is printed, the result is there.
+    # Write every file before printing, so that a closed stdout costs no result.
     save(perturbed, out, source=opened.source.name)
     session.kept = f"{out} was written whole."
     history.save(history_path)
@@ -106,16 +99,11 @@ def run(
 
 def _keep(text: str) -> Literal["last", "best"]:
     if text not in ("last", "best"):
-        raise OptionError(
-            f"--keep {text!r} is not one of last, best; needed: which epoch to keep. Leave it out for the last one."
-        )
+        raise OptionError(f"--keep {text!r} is not one of last, best; needed: which epoch to keep. Choose one.")
     return text  # type: ignore[return-value]
 
 
 def _kept(checkpoint: Path | None) -> str:
     if checkpoint is None:
-        return "Nothing was written. With --checkpoint FILE a run can go on where it was stopped."
-    return (
-        f"{checkpoint} holds what was done so far; the same command goes on from there. The domain file is not written "
-        "yet."
-    )
+        return "Nothing was written. With --checkpoint FILE, the same command resumes a stopped run."
+    return f"{checkpoint} holds the run so far; the same command resumes it. The domain file is not written yet."

@@ -1,11 +1,12 @@
-"""Answers as rows of a table: path, label, probability, entropy, mutual information."""
+"""Turn predictions into rows, and write rows as CSV or Parquet."""
 
 import csv
+import importlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from undrift._errors import OptionError, UndriftError
 from undrift.cli.class_names import class_name
@@ -17,20 +18,13 @@ if TYPE_CHECKING:
 COLUMNS = ("path", "label", "probability", "entropy", "mutual_information")
 ABSTAIN = "abstain"
 Row = tuple[str, str, float, float, float]
-
-
-class Table(Protocol):
-    """What rows are added to."""
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Take some rows."""
-        ...
+Add = Callable[[Sequence[Row]], object]
 
 
 def rows_of(
     names: Sequence[str], prediction: "Prediction", classes: tuple[str, ...] | None, abstain_below: float | None
 ) -> list[Row]:
-    """Return a row an image. The label is "abstain" below the threshold, and empty where there is no finite answer."""
+    """Return one row per image; the label is "abstain" below the threshold and empty without a finite answer."""
     found = prediction.cpu()
     numbers = (found.label.tolist(), found.probs.amax(1).tolist(), found.entropy.tolist(), found.mutual_info.tolist())
     rows = []
@@ -41,20 +35,22 @@ def rows_of(
 
 
 def check_threshold(abstain_below: float | None, classes: tuple[str, ...] | None) -> None:
-    """Raise where abstaining could not be told from an answer, or the threshold is no probability."""
+    """Raise if the threshold is not a probability, or a class has the name of an abstention."""
     if abstain_below is None:
         return
     if not 0 <= abstain_below <= 1:
-        raise OptionError(f"--abstain-below {abstain_below} is no probability; needed: 0 to 1, such as 0.7.")
+        raise OptionError(
+            f"--abstain-below {abstain_below} is no probability; needed: a number from 0 to 1, such as 0.7. Change it."
+        )
     if classes is not None and ABSTAIN in classes:
         raise OptionError(
-            f"a class is called {ABSTAIN!r}, as answers below the threshold are; needed: names that differ. Name the "
-            "classes otherwise with --classes."
+            f"a class is called {ABSTAIN!r}, which --abstain-below uses as a label; needed: another name. Rename the "
+            "class with --classes."
         )
 
 
 def csv_lines(rows: Sequence[Sequence[object]]) -> bytes:
-    """Return rows as lines of CSV in UTF-8; six digits are more than ten samples know."""
+    """Return rows as lines of CSV in UTF-8, numbers with six digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -67,54 +63,17 @@ def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
-class InMemory:
-    """Rows that are printed, not written to a file."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Keep the rows."""
-        self.rows += rows
-
-
-class _Csv:
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        file.write(csv_lines([COLUMNS]))
-
-    def add(self, rows: Sequence[Row]) -> None:
-        self._file.write(csv_lines(rows))
-
-
-class _Parquet:
-    def __init__(self, file: Any) -> None:
-        self._arrow = arrow()
-        import pyarrow.parquet as parquet
-
-        kinds = [self._arrow.string()] * 2 + [self._arrow.float64()] * 3
-        self._schema = self._arrow.schema(list(zip(COLUMNS, kinds, strict=True)))
-        self._writer = parquet.ParquetWriter(file, self._schema)
-
-    def add(self, rows: Sequence[Row]) -> None:
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        self._writer.write_table(self._arrow.table(columns, schema=self._schema))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 def check_ending(path: Path | None) -> None:
-    """Raise unless the file's name says CSV, or Parquet with what it needs."""
+    """Raise unless the file is a .csv, or a .parquet that can be written."""
     if path is None or path.suffix == ".csv":
         return
     if path.suffix != ".parquet":
-        raise OptionError(f"{path} is to hold answers; needed: a name that ends in .csv or .parquet. Name it so.")
+        raise OptionError(f"--out {path} ends in neither .csv nor .parquet; needed: one of them. Rename it.")
     arrow()
 
 
 def arrow() -> Any:
-    """Return pyarrow, or say how to get it."""
+    """Return pyarrow, or raise with how to install it."""
     try:
         import pyarrow
     except ImportError as error:
@@ -126,15 +85,18 @@ def arrow() -> Any:
 
 
 @contextmanager
-def table_in(path: Path | None) -> Iterator[Table]:
-    """Give a table that becomes the file when the `with` block ends well, and nothing when it does not."""
-    if path is None:
-        yield InMemory()
-        return
+def rows_in(path: Path) -> Iterator[Add]:
+    """Give a function that adds rows to a .csv or .parquet, which appears if the `with` block succeeds."""
     with writing(path) as file:
         if path.suffix == ".csv":
-            yield _Csv(file)
+            file.write(csv_lines([COLUMNS]))
+            yield lambda rows: file.write(csv_lines(rows))
             return
-        table = _Parquet(file)
-        yield table
-        table.close()
+        pyarrow = arrow()
+        parquet = importlib.import_module("pyarrow.parquet")
+        kinds = [pyarrow.string()] * 2 + [pyarrow.float64()] * 3
+        schema = pyarrow.schema(list(zip(COLUMNS, kinds, strict=True)))
+        with parquet.ParquetWriter(file, schema) as writer:
+            yield lambda rows: writer.write_table(
+                pyarrow.table([list(column) for column in zip(*rows, strict=True)], schema=schema)
+            )

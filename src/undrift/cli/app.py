@@ -1,4 +1,4 @@
-"""The commands by name, and the way from an argument list to an exit code."""
+"""List the commands, run one of them, and turn its outcome into an exit code."""
 
 import difflib
 import importlib
@@ -28,14 +28,14 @@ COMMANDS = {
 
 OK, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 _ABOUT = (
-    "Adapt a network to a new domain without its source data. Exit codes: 0 done, 1 an input or output was not what "
-    "was needed, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."
+    "Adapt a network to a new domain without its source data. Every command takes --json, --quiet and --help-all. "
+    "Exit codes: 0 done, 1 bad input or output, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    if arguments is not None:  # in a caller's process, whose memory, streams and signals are its own
+    if arguments is not None:  # called from Python: leave the process's memory, streams and signals alone
         return _run(list(arguments))
     keep_freed()
     _print_anything()
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     try:
         outcome = make_app(given)(list(given), prog_name="undrift", standalone_mode=False)
-    except KeyboardInterrupt:  # before a command has begun, or after it ended
+    except KeyboardInterrupt:  # before the command began, or after it ended
         print("stopped; nothing was written.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        # Typer's usage errors: their base class is click's, which newer versions of typer carry inside.
+        # A usage error. Its base class is click's own or, in newer versions of typer, a copy inside typer.
         if not hasattr(error, "format_message"):
             raise
         return _usage(error, given)
@@ -59,14 +59,14 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _print_anything() -> None:
-    """Let "?" stand for what the terminal's encoding does not have: no command may fail because of an arrow."""
+    """Print "?" for characters that the terminal's encoding lacks, so that no command fails because of an arrow."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def make_app(given: Sequence[str]) -> typer.Typer:
-    """Return the application; only the command that is asked for is imported, the others are names in the help."""
+    """Return the application. It imports the command that is asked for; the others are only names in the help."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -82,13 +82,13 @@ def make_app(given: Sequence[str]) -> typer.Typer:
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Return help line and module of each command, those of installed extensions among them."""
+    """Return help line and module of each command, including those of installed extensions."""
     own = {name: (help_line, f"undrift.cli.{name}") for name, help_line in COMMANDS.items()}
     return own | {name: found for extension in extensions() for name, found in extension.COMMANDS.items()}
 
 
 def _stub() -> None:
-    """Stand for a command that was not asked for."""
+    """Stand in for a command that was not asked for."""
 
 
 def _print_version(asked: bool) -> None:
@@ -102,7 +102,7 @@ def _version(
         bool, typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Take the options that stand before a command; they act by themselves."""
+    """Take the options before a command; their callbacks do the work."""
 
 
 def _usage(error: Any, given: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What the classes of a network are called: in the order of its outputs, by whoever says it first."""
+"""Choose the names of a network's classes, in the order of its outputs."""
 
 from pathlib import Path
 
@@ -7,22 +7,21 @@ from undrift.cli.session import Session
 
 Names = tuple[str, ...]
 SHOWN = 3
-"""Names that are quoted where two lists differ."""
+"""How many differing names a warning quotes."""
 
 
 def choose_classes(
     session: Session, given: Path | None, learned: Names | None, own: Names | None, name: str
 ) -> Names | None:
-    """Return the class names to use: the file's given, else the domain file's, else the network's own.
+    """Return the class names to use: those of --classes, else the domain file's, else the network's own.
 
-    Where a list that is not used says something else, that is said loudly: with names in another order every answer is
-    called by a wrong one, and nothing fails.
+    Warn if another list contradicts them: names in the wrong order would mislabel every answer without an error.
 
     Args:
         given: the file of --classes.
         learned: the names in the domain file.
         own: the names that came with the network or its weights.
-        name: what the domain file is called.
+        name: the name of the domain file.
     """
     named = None if given is None else read_classes(given)
     theirs = ((f"the domain file {name}", learned), ("the network or its weights", own))
@@ -33,39 +32,39 @@ def choose_classes(
     for who, names in others:
         if lines := _differences(used, names):
             session.warn(
-                f"{first} and {who} do not name the same classes: {lines} (the first one's first, and they are used). "
-                "Names go by the order of the outputs: answers and scores may be called by wrong ones. Correct the "
-                "names, or leave --classes out."
+                f"{first} and {who} do not name the same classes: {lines}. The first list is used. Names go by the "
+                "order of the outputs, so answers and scores may have wrong names. Correct the names, or leave "
+                "--classes out."
             )
-            break  # one is enough: the third agrees with one of the two, or is as wrong
+            break  # one warning is enough
     return used
 
 
 def read_classes(path: Path) -> Names:
-    """Return the class names in a text file, one a line."""
+    """Return the class names in a text file, one per line."""
     try:
         names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); needed: a text file with the name "
-            "of one class a line. Check the path."
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); needed: a text file with "
+            "one class name per line. Check the path."
         ) from error
     if not names or len(set(names)) < len(names):
         twice = next((n for n in names if names.count(n) > 1), None)
         found = "is empty" if twice is None else f"names {twice!r} twice"
-        raise DataError(f"{path} {found}; needed: the name of one class a line, each once. Correct the file.")
+        raise DataError(f"{path} {found}; needed: one class name per line, each once. Correct the file.")
     return tuple(names)
 
 
 def class_name(classes: Names | None, label: int) -> str:
-    """Return what an answer is called: its class's name, or its number; nothing where there is no answer."""
+    """Return a label's class name, or its number without names, or "" for a label below 0 (no answer)."""
     if label < 0:
         return ""
     return str(label) if classes is None else classes[label]
 
 
 def _differences(used: Names, names: Names) -> str:
-    """Return in which outputs two lists differ, in words; nothing where they are the same."""
+    """Return in words where two lists differ, or "" if they are equal."""
     if len(used) != len(names):
         return f"{len(used)} against {len(names)} names"
     other = [

@@ -1,4 +1,4 @@
-"""`undrift corrupt`: clean images in, CIFAR-10-C or ImageNet-C out, and a contact sheet."""
+"""`undrift corrupt`: clean images in, CIFAR-10-C or ImageNet-C and a contact sheet out."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +9,7 @@ from undrift._errors import DataError, OptionError
 from undrift.cli.image_arguments import Root, data_set, first_images
 from undrift.cli.output_paths import Force, claim
 from undrift.cli.session import Session, command
+from undrift.cli.shared_arguments import Seed
 
 if TYPE_CHECKING:
     from undrift.images import Domain
@@ -17,36 +18,33 @@ if TYPE_CHECKING:
 @command
 def run(
     session: Session,
-    images: Annotated[
-        str,
-        typer.Argument(
-            help="cifar10, cifar100 or imagenet (see --root); an ImageNet tree or tar; for --sheet an image."
-        ),
-    ],
+    images: Annotated[str, typer.Argument(help="cifar10, cifar100, imagenet, tree or tar.")],
     out: Annotated[Path | None, typer.Option(help="The folder to fill, such as CIFAR-10-C.", metavar="FOLDER")] = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="A corruption, such as fog; repeat it. Default: the fifteen.")
+        list[str] | None, typer.Option(help="A corruption, such as fog; repeat it.", metavar="NAME")
     ] = None,
     severity: Annotated[
-        list[int] | None, typer.Option(help="1 to 5; repeat it. Default: all. ImageNet-C only.", min=1, max=5)
+        list[int] | None, typer.Option(help="1 to 5 (ImageNet-C); repeat it.", min=1, max=5, metavar="N")
     ] = None,
     sheet: Annotated[
-        Path | None, typer.Option(help="Draw the first image under the fifteen × five here.", metavar="FILE.png")
+        Path | None, typer.Option(help="Draw one image under every corruption.", metavar="FILE.png")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of every corruption.", min=0)] = 0,
+    seed: Seed = 0,
     frost: Annotated[
         Path | None,
-        typer.Option(help="Folder of frost pictures. Default: the imagecorruptions package.", metavar="FOLDER"),
+        typer.Option(help="Frost pictures. Default: the imagecorruptions package's.", metavar="FOLDER", hidden=True),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda; they draw different noise.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda; CPU and GPU draw different noise.", metavar="NAME", hidden=True)
+    ] = "cpu",
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
     """Make CIFAR-10-C or ImageNet-C from clean images, in their published layouts.
 
-    A file or folder that is complete is not made again: stopped, the same command goes on.
+    Keeps finished files, so the same command resumes a stopped run.
 
-    Example: undrift corrupt cifar10 --root data --out CIFAR-10-C --name fog --name frost
+    Example: undrift corrupt cifar10 --root data --out CIFAR-10-C --name fog
     """
     from undrift.images import TensorDomain
     from undrift.images import domain as plain_images
@@ -55,8 +53,10 @@ def run(
     from undrift.system.device import pick_device
 
     if out is None and sheet is None:
-        raise OptionError("neither --out nor --sheet was given; needed: what to write. Name a folder or a picture.")
-    # Of a folder that is gone on with, the sheet may have been drawn by an earlier run: its note says which.
+        raise OptionError(
+            "neither --out nor --sheet was given; needed: something to write. Name a folder or a picture."
+        )
+    # An earlier run may have drawn the sheet of this folder; the folder's note says so.
     drawn = (
         not (sheet is None or out is None or force)
         and sheet.is_file()
@@ -70,9 +70,11 @@ def run(
         domain = _photographs(images) if out is not None else plain_images(images)
     names = name or CORRUPTIONS
     if out is not None:
-        check_names(names, frost)  # before the sheet, whose note begins the folder
+        check_names(names, frost)  # before the sheet is drawn, which creates the folder
         if severity and isinstance(domain, TensorDomain):
-            raise OptionError("--severity is for ImageNet-C; CIFAR-C's files hold all five. Leave it out.")
+            raise OptionError(
+                "--severity was given for CIFAR-C, whose files hold all five; needed: no --severity. Leave it out."
+            )
     result: dict[str, Any] = {"wrote": []}
     if sheet is not None and drawn:
         session.say(f"{sheet}: kept")
@@ -84,20 +86,13 @@ def run(
     if out is None:
         return result
     place = pick_device(device)
-    session.kept = f"What is complete in {out} stays; the same command goes on from there."
+    session.kept = f"Finished files in {out} stay; the same command resumes from them."
+    quiet = session.quiet or session.as_json  # the bar goes to stdout, which JSON has for itself
+    how: dict[str, Any] = {"seed": seed, "device": place, "frost": frost, "quiet": quiet}
     if isinstance(domain, TensorDomain):
-        written = write_cifar_c(domain, out, names, seed=seed, device=place, frost=frost, quiet=_silent(session))
+        written = write_cifar_c(domain, out, names, **how)
     else:
-        written = write_imagenet_c(
-            domain,
-            out,
-            names,
-            severities=severity or SEVERITIES,
-            seed=seed,
-            device=place,
-            frost=frost,
-            quiet=_silent(session),
-        )
+        written = write_imagenet_c(domain, out, names, severities=severity or SEVERITIES, **how)
     session.say(
         f"{written.folder}: {len(written.made)} made, {len(written.kept)} kept, {len(written.skipped)} images skipped"
     )
@@ -110,11 +105,6 @@ def _photographs(path: str) -> "Domain":
     from undrift.images import IMAGENET
 
     return data_set("imagenet", Path(path)) or tree(path, IMAGENET)
-
-
-def _silent(session: Session) -> bool:
-    # Its bar goes to stdout, where JSON is alone.
-    return session.quiet or session.as_json
 
 
 def _first(domain: "Domain") -> Any:

@@ -1,5 +1,6 @@
 """`undrift evaluate`: labelled images in, a report out."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,9 @@ from undrift.cli.likelihood_arguments import LikelihoodFlags, make_likelihood
 from undrift.cli.model_arguments import ModelFlags, open_adapted, open_source, try_out
 from undrift.cli.opened import open_perturbed
 from undrift.cli.output_paths import Force, claim
-from undrift.cli.predict import DomainFile, Samples, Temperature, read_temperature
+from undrift.cli.predict import read_temperature
 from undrift.cli.session import Session, command
+from undrift.cli.shared_arguments import BatchSize, DomainFile, ModeName, Preset, Samples, Seed, Temperature
 from undrift.options import Options
 
 if TYPE_CHECKING:
@@ -21,51 +23,46 @@ if TYPE_CHECKING:
     from undrift.predict import Mode
 
 SETTINGS = ("offline", "generalized", "continual")
+CONTINUAL_PANEL = "The method of a continual evaluation (every option: --help-all)"
+HIDDEN = [field.name for field in fields(Options)]  # most evaluations do not adapt
 
 
 @command
-@takes(Options, "options", "The method (continual)", names={"stream_lr": "--lr"})
-@takes(LikelihoodFlags, "likelihood", "What is asked (continual)")
+@takes(Options, "options", CONTINUAL_PANEL, names={"stream_lr": "--lr"}, hidden=HIDDEN)
+@takes(LikelihoodFlags, "likelihood", CONTINUAL_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(
     session: Session,
-    target: Annotated[
-        list[str], typer.Option(help="Labelled images: a tree or .tar, an .npy, a data set; repeat it.", metavar="PATH")
-    ],
+    target: Annotated[list[str], typer.Option(help="Tree, .tar, .npy, data set; repeat it.", metavar="PATH")],
     model: dict[str, Any],
     likelihood: dict[str, Any],
     options: dict[str, Any],
-    source: Annotated[
-        str | None, typer.Option(help="Labelled source images, held out: what was forgotten.", metavar="PATH")
-    ] = None,
+    source: Annotated[str | None, typer.Option(help="Held-out source images, labelled.", metavar="PATH")] = None,
     labels: Annotated[
         list[Path] | None,
-        typer.Option(help="Labels of a target that is an .npy; repeat it in their order.", metavar="FILE.npy"),
+        typer.Option(help="Labels of an .npy; repeat it in order.", metavar="FILE.npy"),
     ] = None,
-    source_labels: Annotated[Path | None, typer.Option(help="Labels of the source's .npy.", metavar="FILE.npy")] = None,
+    source_labels: Annotated[
+        Path | None, typer.Option(help="Labels of an .npy source.", metavar="FILE.npy", hidden=True)
+    ] = None,
     domain: DomainFile = None,
-    setting: Annotated[
-        str | None, typer.Option(help="offline; generalized (with --source); continual (several targets).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The report as JSON.", metavar="FILE.json")] = None,
-    plot: Annotated[Path | None, typer.Option(help="The report as a picture.", metavar="FILE.png")] = None,
-    preset: Annotated[str, typer.Option(help="Options to start from (continual): paper or released.")] = "paper",
+    setting: Annotated[str | None, typer.Option(help="offline, generalized or continual.", metavar="NAME")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the report as JSON.", metavar="FILE.json")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the report.", metavar="FILE.png")] = None,
+    preset: Preset = "paper",
     samples: Samples = None,
-    mode: Annotated[
-        str, typer.Option(help="full: all draws; fast: two or three in their place, a batch a call.")
-    ] = "full",
+    mode: ModeName = "full",
     temperature: Temperature = "1",
-    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
-    batch_size: Annotated[int, typer.Option(help="Images at once.", min=1)] = 64,
+    seed: Seed = 0,
+    batch_size: BatchSize = 64,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
     """Score a network on labelled images: error, NLL, Brier, ECE.
 
-    One --target: offline. With --source: generalized, with the harmonic mean. Several --target: continual, one stream
-    through all, each batch answered at once; with --source also what was forgotten.
+    One --target is offline; with --source, generalized. Several --target are one continual stream.
 
-    Example: undrift evaluate --target clinic-b/ --weights source.safetensors --domain clinic-b.safetensors
+    Example: undrift evaluate --target images/ --weights net.pt
     """
     from undrift.cli.label_arguments import check_label_range, labelled_images
     from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
@@ -119,7 +116,7 @@ def run(
         else:
             report = evaluate(network, loaders, samples=samples, temperature=heat, generator=seed, mode=how)
     written: list[Path] = []
-    for path, write in ((out, report.save), (plot, report.plot)):  # before the first line, as in adapt
+    for path, write in ((out, report.save), (plot, report.plot)):  # before printing, as in adapt
         if path is not None:
             write(path)
             written.append(path)
@@ -132,43 +129,49 @@ def run(
 def _setting(
     setting: str | None, target: list[str], source: str | None, options: dict[str, Any], likelihood: dict[str, Any]
 ) -> str:
-    """Return which protocol is meant, and raise where the other flags do not fit it."""
+    """Return the evaluation's setting; raise where other flags do not fit it."""
     usual = "continual" if len(target) > 1 else "offline" if source is None else "generalized"
     chosen = setting or usual
     if chosen not in SETTINGS:
-        raise OptionError(f"--setting {chosen!r} is not one of {', '.join(SETTINGS)}. Choose one of these.")
+        raise OptionError(
+            f"--setting {chosen!r} is not one of {', '.join(SETTINGS)}; needed: one of these. Choose one."
+        )
     if chosen == "generalized" and (source is None or len(target) != 1):
         raise OptionError(
             f"generalized has {len(target)} targets and {'no' if source is None else 'a'} source; needed: one --target "
             "and --source."
         )
     if chosen == "offline" and source is not None:
-        raise OptionError("--source has no place in the offline setting. Leave it out, or choose another --setting.")
+        raise OptionError(
+            "--source was given with --setting offline; needed: target images only. Leave it out, or choose another "
+            "--setting."
+        )
     if chosen != "continual" and (options or likelihood):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in (*options, *likelihood))
         raise OptionError(
-            f"{names} was given; only a continual evaluation adapts. Leave it out, or --setting continual."
+            f"{names} was given, but only a continual evaluation adapts. Leave it out, or add --setting continual."
         )
     return chosen
 
 
 def _names(target: list[str]) -> list[str]:
-    """Return short names for the targets: the last part of each path, or all of it where two are alike."""
+    """Return the last part of each target's path, or the whole paths where two would be equal."""
     short = [Path(text).name.removesuffix(".tar").removesuffix(".npy") for text in target]
     names = short if len(set(short)) == len(short) else target
     if len(set(names)) < len(names):
-        raise OptionError(f"--target {next(n for n in names if names.count(n) > 1)} was given twice. Give each once.")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise OptionError(f"--target {twice} was given twice; needed: each target once. Leave one out.")
     return names
 
 
 def _label_files(target: list[str], labels: list[Path] | None) -> list[Path | None]:
-    """Return the file of labels of each target that is an array; a tree's folders are its labels."""
+    """Return one file of labels per target, None for those that are no array."""
     arrays = [text for text in target if text.endswith(".npy")]
     given = labels or []
     if len(given) != len(arrays):
         raise OptionError(
             f"{len(given)} --labels for {len(arrays)} targets that are an .npy; needed: one each, in the same order. "
-            "Other targets have a folder a class."
+            "Other targets have one folder per class."
         )
     left = iter(given)
     return [next(left) if text.endswith(".npy") else None for text in target]

@@ -8,7 +8,7 @@ import typer
 from undrift._errors import OptionError
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, first_images
-from undrift.cli.model_arguments import ModelFlags, Opened, open_adapted, open_source
+from undrift.cli.model_arguments import ModelFlags, Opened, open_adapted, open_source, weights_of
 from undrift.cli.output_paths import Force, claim
 from undrift.cli.session import Session, command
 
@@ -18,35 +18,31 @@ from undrift.cli.session import Session, command
 def run(
     session: Session,
     domain: Annotated[Path, typer.Option(help="What `undrift adapt` wrote.", metavar="FILE")],
-    out: Annotated[Path, typer.Option(help="The file to write: .safetensors or .pt2.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="A .safetensors or .pt2.", metavar="FILE")],
     model: dict[str, Any],
     format: Annotated[  # noqa: A002
-        str, typer.Option(help="state_dict, or torch.export: a program of its own.")
+        str, typer.Option(help="state_dict or torch.export (a program).", metavar="NAME")
     ] = "state_dict",
     example: Annotated[
         str | None,
-        typer.Option(help="Images that torch.export traces with, where the crop is not known.", metavar="PATH"),
+        typer.Option(help="Images to trace with, if their size is unknown.", metavar="PATH"),
     ] = None,
     images: Annotated[
         str | None,
-        typer.Option(
-            help="Images of the domain, from which the network without noise takes its norm statistics.", metavar="PATH"
-        ),
+        typer.Option(help="Take norm statistics from these images of the domain.", metavar="PATH"),
     ] = None,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
     """Write the adapted network for other programs.
 
-    It computes what `undrift predict --samples 0` answers; the noise, and with it mutual information, stays behind.
-    With --images, norm statistics are those of the network without noise, from these images.
+    The file computes what `undrift predict --samples 0` answers, without noise and so without mutual information.
 
-    Example: undrift export --weights source.safetensors --domain clinic-b.safetensors --out clinic-b-net.safetensors
+    Example: undrift export --weights net.pt --domain b.safetensors --out c.pt2
     """
     from undrift.packs.export import FORMATS, export
 
-    weights = model.get("weights")
-    claim((out,), force, (domain, None if weights is None else Path(weights)))
+    claim((out,), force, (domain, weights_of(model)))
     opened = open_source(session, model, root, domain)
     adapted = open_adapted(opened, domain, seed=0)
     traced = _example(opened, example) if format == FORMATS[1] else None
@@ -57,7 +53,7 @@ def run(
 
 
 def _example(opened: Opened, path: str | None) -> Any:
-    """Return two images, or blank ones of the size that the preprocessing ends in, as the network takes them."""
+    """Return two images to trace with: from `path`, or blank ones of the size that the preprocessing gives."""
     import torch
 
     from undrift.posterior.batch import to_device
@@ -67,8 +63,8 @@ def _example(opened: Opened, path: str | None) -> Any:
     size = opened.preprocess.crop or opened.preprocess.resize
     if size is None or (isinstance(size, int) and opened.preprocess.crop is None):
         raise OptionError(
-            "the size of the network's images is not known; torch.export needs some to trace. Give one: --example "
-            "image.png, or --crop SIZE."
+            "the size of the network's images is unknown; needed: an image for torch.export to trace. Give one with "
+            "--example image.png, or --crop SIZE."
         )
     height, width = (size, size) if isinstance(size, int) else size
     return to_device(torch.zeros(2, opened.preprocess.channels, height, width), opened.source.network)

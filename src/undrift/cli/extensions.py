@@ -1,7 +1,7 @@
-"""What other installed packages add to the command line: commands, data sets and networks by name.
+"""Load what other installed packages add to the command line: commands, data sets and networks by name.
 
-A package joins in by an entry point of the group "undrift.extensions" that names a module with the attributes of
-`Extension`. `undrift_bench` is one.
+A package registers a module with the attributes of `Extension` under the entry point group "undrift.extensions".
+`undrift_bench` does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Extension(Protocol):
-    """What a module that extends the command line has.
+    """The attributes of a module that extends the command line.
 
     Attributes:
         COMMANDS: help line and module of each command; the module's `run` is the command.
-        DATA_SETS: the data sets that it knows, as a user writes them.
+        DATA_SETS: its data sets, as a user writes them.
         NETWORKS: the names of its networks.
     """
 
@@ -30,31 +30,31 @@ class Extension(Protocol):
     NETWORKS: Sequence[str]
 
     data_set: Callable[[str, Path, bool], "Domain | None"]
-    """Return a data set by its name below a folder, its training part or not; None where it has no such name."""
+    """Return a data set by name below a folder (its training part, if asked); None for an unknown name."""
 
     load_network: Callable[[str, Path, int | None], "tuple[nn.Module, Preprocess]"]
-    """Return a network with the weights of a file, and what its images must look like."""
+    """Return a network with the weights of a file, and its preprocessing."""
 
     describe_file: Callable[[Path], dict[str, Any]]
-    """Return what a file of its own holds; raises `DataError` where it is none."""
+    """Return what one of its files holds; raise `DataError` for any other file."""
 
 
 @cache
 def extensions() -> tuple[Extension, ...]:
-    """Return the extensions that are installed."""
+    """Return the installed extensions."""
     return tuple(point.load() for point in entry_points(group="undrift.extensions"))
 
 
 def data_sets() -> str:
-    """Return the data sets that can be named, as a user writes them."""
+    """Return the known data sets, as a user writes them."""
     return ", ".join(extension.DATA_SETS for extension in extensions()) or "none (they come with undrift_bench)"
 
 
 def known_networks() -> str:
-    """Return the networks that can be named, in words."""
+    """Return the known networks as a sentence part."""
     return ", ".join(networks()) or "none (they come with undrift_bench)"
 
 
 def networks() -> tuple[str, ...]:
-    """Return the networks that can be named."""
+    """Return the names of the known networks."""
     return tuple(sorted(name for extension in extensions() for name in extension.NETWORKS))

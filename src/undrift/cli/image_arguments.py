@@ -1,4 +1,4 @@
-"""The images a command works on: a folder, a tar, a list, an array, or a data set by its name."""
+"""Open the images of a command: a folder, tar, list, array, or data set by name."""
 
 import time
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ from undrift.images.sources import FileSource
 if TYPE_CHECKING:
     import torch
 
-Root = Annotated[Path, typer.Option(help="Where data sets that are named, not pathed, lie.", metavar="FOLDER")]
+Root = Annotated[Path, typer.Option(help="Folder of data sets given by name.", metavar="FOLDER", hidden=True)]
 SETTLED = 10.0
-"""Seconds without a change after which a file counts as written to its end."""
+"""Seconds without a change after which a file counts as complete."""
 
 
 @dataclass(frozen=True, eq=False)
 class WatchedImages(FileDomain):
-    """A domain that remembers the batches made of it, and so which images could not be read."""
+    """A domain that remembers its batches, and so which images could not be read."""
 
     made: list[Batches[Any]] = field(default_factory=list)
 
@@ -36,12 +36,12 @@ class WatchedImages(FileDomain):
 
 @dataclass(frozen=True)
 class Reader:
-    """Opens images as a network wants them.
+    """Opens images with a network's preprocessing.
 
     Attributes:
-        root: where data sets that are named, not pathed, lie.
-        preprocess: what images get.
-        resize_given: the resize was asked for, and is done to images that were resized before, too.
+        root: the folder of data sets given by name.
+        preprocess: what is done to each image.
+        resize_given: whether the user asked for the resize; it then applies to images of fixed size too.
     """
 
     root: Path
@@ -49,7 +49,7 @@ class Reader:
     resize_given: bool = False
 
     def images(self, text: str) -> Domain:
-        """Return the images at a path, or of a data set by its name, without looking at any label."""
+        """Return the images at a path or of a named data set, without their labels."""
         if (named := self.named(text)) is not None:
             return named
         try:
@@ -60,9 +60,9 @@ class Reader:
             raise DataError(f"{error} Data sets by name: {data_sets()}.") from error
 
     def named(self, text: str) -> Domain | None:
-        """Return a data set by its name, or None where the text is a path, or no data set's name.
+        """Return a data set by name, or None if the text is a path or an unknown name.
 
-        ImageNet-C and val5k, which are 224×224 already, are not resized.
+        ImageNet-C and val5k are 224×224 already and are not resized.
         """
         if Path(text).exists() or (found := data_set(text, self.root)) is None:
             return None
@@ -74,7 +74,7 @@ class Reader:
 
 
 def watched(domain: Domain) -> Domain:
-    """Return the domain, watched where it is read from files."""
+    """Return the domain as `WatchedImages` if it is read from files."""
     if isinstance(domain, TensorDomain):
         return domain
     return WatchedImages(**{f.name: getattr(domain, f.name) for f in fields(FileDomain)})
@@ -93,13 +93,12 @@ def skipped_of(*domains: Domain) -> dict[str, str]:
 
 
 class InOrder:
-    """The batches of a domain in its order, from a place on, and where the last one ended.
+    """The batches of a domain in order, from a position on; it tracks where the last batch ended.
 
     Attributes:
-        names: of the images in the last batch.
-        position: images of the domain that are done with, those that could not be read among them.
-        unfinished: images at the end that could not be read, but may be once they are written to their end: a stream
-            that goes on begins with them.
+        names: names of the images in the last batch.
+        position: how many images of the domain are done, unreadable ones included.
+        unfinished: unreadable images at the end that may still be being written; a resumed stream begins with them.
     """
 
     def __init__(
@@ -116,12 +115,12 @@ class InOrder:
         if isinstance(domain, TensorDomain):
             batches = domain._batches(list, size, None, False)
         else:
-            # Some image was read before: those that are left may all be broken, as at the end of a whole stream.
+            # If images were read before, all remaining ones may be broken: that is the end of a stream, no error.
             batches = domain._batches(list, size, None, False, "cpu", None, self._start > 0)
         for images, places in batches:
             self.names = [name_of(domain, place) for place in places]
             last = places[-1]
-            # Batches begin at multiples of their size, whatever images in them could not be read.
+            # Batches start at multiples of their size, even if some of their images could not be read.
             end = (last // size + 1) * size
             self.position = self._start + (end if end < len(domain) else self._finished(last + 1))
             yield images.to(self._device)
@@ -131,11 +130,11 @@ class InOrder:
         return -(-len(self.domain) // self._size)
 
     def skipped(self) -> dict[str, str]:
-        """Return the images that could not be read, each with its reason, but for those that may be yet."""
+        """Return the images that could not be read, each with its reason, without the unfinished ones."""
         return {name: why for name, why in skipped_of(self.domain).items() if name not in self.unfinished}
 
     def _finished(self, least: int) -> int:
-        """Return how many images, `least` or more, are done with: all but the last ones that were just written to."""
+        """Return how many images (at least `least`) are done: all but those at the end that just changed."""
         count = len(self.domain)
         while self._goes_on and count > least and self._just_written(count - 1):
             count -= 1
@@ -150,30 +149,30 @@ class InOrder:
             changed = Path(source.path).stat().st_mtime
         except OSError:
             return False
-        # Since it was read, too; but a date far in the future would be left for the next run by every run.
+        # The upper bound: a date far in the future would postpone the image in every run.
         return self._begun - SETTLED < changed < time.time() + SETTLED
 
 
 def name_of(domain: Domain, place: int) -> str:
-    """Return where the image at this place came from."""
+    """Return the name of the image at this place."""
     return domain.name_of(place) if isinstance(domain, TensorDomain) else domain.sources[place].name
 
 
 def data_set(text: str, root: Path, train: bool = False) -> Domain | None:
-    """Return a data set by its name, or None where the text is none's name."""
+    """Return a data set by name, or None for an unknown name."""
     found = (extension.data_set(text, root, train) for extension in extensions())
     return next((known for known in found if known is not None), None)
 
 
 def first_images(domain: Domain, count: int) -> "torch.Tensor":
-    """Return the first few images that can be read, as the network wants them; decoded here, without workers."""
+    """Return the first few readable images, preprocessed; they are decoded in this process."""
     if isinstance(domain, TensorDomain):
         return next(iter(domain.named_batches(count)))[0]
     return next(iter(domain.named_batches(count, workers=0)))[0]
 
 
 def hold_if_small(domain: Domain, device: "torch.device", most_bytes: int = 2**30) -> Domain:
-    """Return the domain in memory where all its images fit into 1 GiB, so that each is decoded once."""
+    """Return the domain in memory if it fits into 1 GiB, so that each image is decoded once."""
     if isinstance(domain, TensorDomain):
         return domain.to(device)
     return domain.hold(device) if first_images(domain, 1).numel() * len(domain) <= most_bytes else domain

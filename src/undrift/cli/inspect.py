@@ -1,4 +1,4 @@
-"""`undrift inspect`: what a file of undrift holds."""
+"""`undrift inspect`: show what a file of undrift holds."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 @command
 def run(
     session: Session,
-    file: Annotated[Path, typer.Argument(help="A domain file, or a source model of `undrift train`.")],
-    plot: Annotated[Path | None, typer.Option(help="Draw σ per layer into this picture.", metavar="FILE.png")] = None,
+    file: Annotated[Path, typer.Argument(help="Domain file, or file of `undrift train`.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw σ per layer.", metavar="FILE.png")] = None,
     force: Force = False,
 ) -> dict[str, Any]:
     """Show what a domain file (or a source model) holds.
 
-    A table of σ per layer: its mean, its range, its ℓ1 norm, and how large it is against the kernel's own deviation.
+    Prints σ per layer: mean, range, ℓ1 norm, and its size relative to the kernel's standard deviation.
 
-    Example: undrift inspect clinic-b.safetensors --plot sigma.png
+    Example: undrift inspect b.safetensors --plot sigma.png
     """
     from undrift._errors import DataError
     from undrift.cli.extensions import extensions
@@ -43,11 +43,13 @@ def run(
         if facts is None:
             raise
         if plot is not None:
-            raise DataError(f"{file} is a source model, which has no σ; needed: a domain file for --plot.") from None
+            raise DataError(
+                f"{file} is a source model, which has no σ; needed for --plot: a domain file. Name one."
+            ) from None
         session.say("\n".join(f"{name:<12} {value}" for name, value in facts.items()))
         return {"kind": "source model", **facts}
     if plot is not None:
-        plots.sigma(found, plot)  # before the first line, as in adapt
+        plots.sigma(found, plot)  # before printing, as in adapt
     session.say(str(found))
     result: dict[str, Any] = {
         "kind": "domain file",
@@ -67,7 +69,7 @@ def run(
 
 
 def _described(file: Path, extensions: "Iterable[Extension]") -> dict[str, Any] | None:
-    """Return what the first extension that knows the file says of it."""
+    """Return the description by the first extension that can read the file, or None."""
     from undrift._errors import DataError
 
     for extension in extensions:

@@ -1,4 +1,4 @@
-"""Images with labels: a tree or tar with one folder a class, an array beside its labels, or a data set by name."""
+"""Open labelled images: a tree or tar with one folder per class, an array with labels, or a data set by name."""
 
 import re
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ from undrift.images.tree import contents, labelled, read_classes
 
 
 def labelled_images(text: str, reader: Reader, classes: tuple[str, ...] | None, labels: Path | None) -> Domain:
-    """Return images with labels: a tree or tar with one folder a class, an array with `labels`, or a data set.
+    """Return labelled images: a tree or tar with one folder per class, an array with `labels`, or a data set.
 
     Args:
-        classes: the names of the network's classes; without them a folder that is a number is that output.
+        classes: the names of the network's classes; without them, a folder named by a number is that output.
     """
     if (named := reader.named(text)) is not None:
         return _matched(named, classes, text)
@@ -31,38 +31,38 @@ def labelled_images(text: str, reader: Reader, classes: tuple[str, ...] | None, 
 
 
 def tree(text: str, preprocess: Preprocess) -> FileDomain:
-    """Return a folder or tar with one folder a class as a domain."""
+    """Return a folder or tar with one folder per class as a domain."""
     place = Path(text)
     if not place.is_dir() and place.suffix != ".tar":
         found = f"{contents(place)}, which has no labels" if place.exists() else f"there is no {place}"
         raise DataError(
-            f"{found}; needed: a folder or an uncompressed .tar with one folder a class, an .npy with --labels, or a "
+            f"{found}; needed: a folder or an uncompressed .tar with one folder per class, an .npy with --labels, or a "
             f"data set by name ({data_sets()}). Check the path."
         )
     found_classes = {name: sources for name, sources in read_classes(place).items() if sources}
     if not found_classes:
-        raise DataError(f"{contents(place)}, no folder with images; needed: one folder a class. Check the path.")
-    # Numbers sort as numbers: INDEX/IMAGE is a common layout.
+        raise DataError(f"{contents(place)}, no folder with images; needed: one folder per class. Check the path.")
+    # INDEX/IMAGE is a common layout, so numbers sort as numbers.
     names = sorted(found_classes, key=int if _numbers(found_classes) else str)
     return labelled(place.name, found_classes, names, preprocess, seed=0)
 
 
 def _with_labels(domain: Domain, path: Path) -> Domain:
     if not path.exists():
-        raise DataError(f"there is no {path}; needed: a .npy of labels, one an image. Check --labels.")
+        raise DataError(f"there is no {path}; needed: a .npy with one label per image. Check --labels.")
     labels = read_labels(path)
     if len(labels) != len(domain):
         raise DataError(
-            f"{path} has {len(labels)} labels, {domain.name} {len(domain)} images; needed: a label an image, in their "
-            "order. Give the labels that belong to these images."
+            f"{path} has {len(labels)} labels, {domain.name} {len(domain)} images; needed: one label per image, in "
+            "order. Give the labels of these images."
         )
     return replace(domain, labels=torch.from_numpy(labels.astype(np.int64)))
 
 
 def _numbered(domain: Domain) -> Domain:
-    """Return the domain with the number that each folder is as its label, where all are numbers without leading zeros.
+    """Return the domain with folder numbers as labels, if all folders are numbers without leading zeros.
 
-    A part of the classes has gaps: folders 3 and 7 are outputs 3 and 7, not the first and the second.
+    Some classes may be missing: folders 3 and 7 are outputs 3 and 7, not 0 and 1.
     """
     own = domain.class_names
     if not _numbers(own) or any(str(int(name)) != name for name in own):
@@ -71,7 +71,7 @@ def _numbered(domain: Domain) -> Domain:
 
 
 def _matched(domain: Domain, classes: tuple[str, ...] | None, text: str) -> Domain:
-    """Return the domain with its labels in the order of the network's classes, matched by name."""
+    """Return the domain with labels in the order of the network's classes, matched by name."""
     own = domain.class_names
     if classes is None or own == classes or not own:
         return domain
@@ -82,8 +82,8 @@ def _matched(domain: Domain, classes: tuple[str, ...] | None, text: str) -> Doma
         shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise DataError(
             f"{text} has classes that the network does not ({shown}; {len(own)} against {len(classes)}: "
-            f"{', '.join(classes[:3])}, …); needed: the network's classes, by name. Rename the folders, or name the "
-            "network's classes with --classes."
+            f"{', '.join(classes[:3])}, …); needed: the network's class names. Rename the folders, or give the names "
+            "with --classes."
         )
     return _relabelled(domain, [places[spelt(name)] for name in own], classes)
 
@@ -100,17 +100,17 @@ def _numbers(names: Iterable[str]) -> bool:
 
 
 def check_label_range(domain: Domain, outputs: int) -> None:
-    """Raise where a label is none of the network's outputs, or where fewer folders than outputs could mean any."""
+    """Raise if a label is not an output of the network, or if fewer folders than outputs leave the order open."""
     assert domain.labels is not None
     low, high = int(domain.labels.min()), int(domain.labels.max())
     if low < 0 or high >= outputs or 0 < len(domain.class_names) < outputs:
         names = f", {len(domain.class_names)} classes" if domain.class_names else ""
-        remedy = "Take the network that belongs to these classes, or name its classes with --classes."
+        remedy = "Take the network that was trained on these classes, or name its classes with --classes."
         if low > 0 and high == outputs:
             remedy = (
                 f"They seem to count from 1: name the classes of folders 1 to {outputs} with --classes, or subtract 1."
             )
         raise DataError(
-            f"{domain.name} has labels from {low} to {high}{names}; the network has {outputs} outputs; needed: a label "
-            f"an output, from 0 to {outputs - 1}. {remedy}"
+            f"{domain.name} has labels from {low} to {high}{names}; the network has {outputs} outputs; needed: labels "
+            f"from 0 to {outputs - 1}, one per output. {remedy}"
         )

@@ -1,4 +1,4 @@
-"""What is asked of unlabelled images, by name."""
+"""Make the likelihood that the flags name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ NAMES = ("entropy", "information", "shot", "consistency")
 
 @dataclass(frozen=True)
 class LikelihoodFlags:
-    """A likelihood and what belongs to it."""
+    """A likelihood and its settings."""
 
-    likelihood: str | None = flag(None, "what is asked of the images", "|".join(NAMES))
-    beta: float | None = flag(None, "shot: weight of the cross-entropy to pseudo-labels, 0.3 in the paper")
-    features: str | None = flag(None, "shot and other methods: name of the submodule that gives the features", "NAME")
-    statistics_first: bool = flag(False, "shot: let norm statistics see the images before the first pseudo-labels")
-    class_prior: str | None = flag(None, "shot, information: how frequent the classes are: 0.2,0.8", "NUMBERS")
-    weight: float | None = flag(None, "consistency: weight of the consistency, beside entropy")
+    likelihood: str | None = flag(None, f"what a step asks: {', '.join(NAMES)}", "NAME", main=True)
+    beta: float | None = flag(None, "weight of the cross-entropy to pseudo-labels (shot; 0.3 in the paper)")
+    features: str | None = flag(None, "submodule that gives the features (shot and other methods)", "NAME")
+    statistics_first: bool = flag(False, "update norm statistics before the first pseudo-labels (shot)")
+    class_prior: str | None = flag(None, "class frequencies, such as 0.2,0.8 (shot, information)", "NUMBERS")
+    weight: float | None = flag(None, "weight of the consistency relative to the entropy (consistency)")
 
 
 OF_EACH = {
@@ -31,11 +31,7 @@ OF_EACH = {
 
 
 def make_likelihood(given: dict[str, Any], usual: str) -> Callable[..., Any]:
-    """Return the likelihood that the flags mean.
-
-    Args:
-        usual: its name where none is given.
-    """
+    """Return the likelihood that the flags describe; `usual` is its name if none is given."""
     import difflib
 
     from undrift import likelihood
@@ -45,7 +41,7 @@ def make_likelihood(given: dict[str, Any], usual: str) -> Callable[..., Any]:
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise OptionError(f"there is no likelihood {name!r}; known: {', '.join(NAMES)}.{hint}")
+        raise OptionError(f"there is no likelihood {name!r}; needed: one of {', '.join(NAMES)}.{hint}")
     foreign = [f"--{key.replace('_', '-')}" for key in settings if key not in OF_EACH[name]]
     if foreign:
         owners = [n for n in NAMES if settings.keys() & set(OF_EACH[n])]
@@ -64,7 +60,7 @@ def make_likelihood(given: dict[str, Any], usual: str) -> Callable[..., Any]:
 
 
 def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the flags mean: numbers where they are needed."""
+    """Return the flags as settings; raise if a number is not one."""
     settings = dict(given)
     problems = [
         f"{k}={v!r} is not a number" for k, v in settings.items() if k in ("beta", "weight") and isinstance(v, str)
@@ -75,5 +71,5 @@ def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             problems.append(f"class_prior={settings['class_prior']!r} is not a list of numbers, such as 0.2,0.8")
     if problems:
-        raise OptionError("; ".join(problems) + ". `undrift adapt --help` says what each is.")
+        raise OptionError("; ".join(problems) + ". `undrift adapt --help-all` explains them.")
     return settings

@@ -1,4 +1,4 @@
-"""What a run does, from its flags: a method by name with its settings, or a preset and a likelihood."""
+"""Choose what a run does: a method by name with its settings, or a preset with a likelihood."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,25 +15,33 @@ if TYPE_CHECKING:
     from undrift.cli.image_arguments import Reader
     from undrift.recipes.method import Method, Parts
 
+METHOD_PANEL = "The method (every option: --help-all)"
 MethodName = Annotated[
-    str | None, typer.Option("--method", help="A name of `undrift methods`, or NAME:VARIANT.", metavar="NAME")
+    str | None,
+    typer.Option("--method", help="See `undrift methods`; NAME:VARIANT.", metavar="NAME", rich_help_panel=METHOD_PANEL),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="A setting of the method; repeat it. source=FOLDER opens images.", metavar="NAME=VALUE"),
+    typer.Option(
+        "--set",
+        help="A setting of --method; repeat it. source=FOLDER opens images.",
+        metavar="NAME=VALUE",
+        hidden=True,
+        rich_help_panel=METHOD_PANEL,
+    ),
 ]
 IMAGES = ("source",)
-"""Settings of methods that are images, and are opened as those of the command."""
+"""Settings that are images: the command opens them as it opens its own."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to be run.
+    """A choice of method.
 
     Attributes:
-        recipe: the method; None where options and a likelihood were named by themselves.
-        settings: what of it was changed: options, and settings of its likelihood and keepers.
-        ready: its parts, where they need no images to be made.
+        recipe: the method, or None if options and a likelihood were given instead.
+        settings: its changed options and the settings of its likelihood and keepers.
+        ready: its parts, if they can be made without images.
     """
 
     recipe: "Method | None"
@@ -41,7 +49,7 @@ class Chosen:
     ready: "Parts | None"
 
     def parts(self, reader: "Reader") -> "Parts":
-        """Return options, likelihood and keepers; settings that are images are opened as the network wants them."""
+        """Return options, likelihood and keepers; settings that are images are opened here."""
         if self.ready is not None:
             return self.ready
         assert self.recipe is not None, "only a method has settings that are images"
@@ -49,7 +57,7 @@ class Chosen:
         return self.recipe.build({**self.settings, **opened})
 
     def files(self) -> list[Path]:
-        """Return the paths that the settings name: inputs, which no output may replace."""
+        """Return the files among the settings, which no output may replace."""
         return [Path(value) for value in self.settings.values() if isinstance(value, str) and Path(value).exists()]
 
 
@@ -62,10 +70,10 @@ def choose(
     likelihood: Mapping[str, Any],
     seed: int,
 ) -> Chosen:
-    """Return what the flags mean; what does not fit together is said before any file is opened.
+    """Return what the flags choose; raise on a contradiction before any file is opened.
 
     Args:
-        seed: of the command; methods that draw something of their own (augmented views) get it too.
+        seed: the command's seed; methods with random parts of their own (augmented views) get it too.
     """
     from undrift import methods
     from undrift.cli.models import parse_arguments
@@ -75,32 +83,33 @@ def choose(
     if method is None:
         if given:
             raise OptionError(
-                f"--set {next(iter(given))}=… was given without --method, whose setting it would be. Name the method, "
-                "or use the option of that name (`--help` lists them)."
+                f"--set {next(iter(given))}=… was given without --method; needed: its method. Name that, or use "
+                "the option of that name (`--help-all` lists them)."
             )
         if loop == "stream" and likelihood.get("likelihood") == "shot":
             raise OptionError(
-                "shot looks at a whole domain before each epoch; a stream has none. Take information or entropy."
+                "--likelihood shot looks at a whole domain before each epoch, and a stream has none; needed: "
+                "information, entropy or consistency. Choose one."
             )
         asked = make_likelihood(dict(likelihood), usual="entropy" if loop == "stream" else "shot")
         return Chosen(None, {}, Parts(resolve(preset, options), asked))
     recipe = methods.get(method)
     if loop not in recipe.loops:
         raise OptionError(
-            f"{method} does not run in `undrift {loop}`; it needs another loop. Give it to that: "
-            f"`undrift {recipe.loops[0]} … --method {method}`."
+            f"{method} does not run in `undrift {loop}`; needed: its own command. Use `undrift {recipe.loops[0]} … "
+            f"--method {method}`."
         )
     if "likelihood" in likelihood or preset != "paper":
         other = f"--likelihood {likelihood['likelihood']}" if "likelihood" in likelihood else f"--preset {preset}"
         raise OptionError(
-            f"{other} was given beside --method {method}, which brings its own; needed: one of the two. Leave one out"
+            f"{other} was given beside --method {method}, which has its own; needed: one of the two. Leave one out"
             + (f", or name a variant: --method {method.partition(':')[0]}:{preset}." if preset != "paper" else ".")
         )
     settings = _settings_of(recipe, options, likelihood, given)
     if "seed" in recipe.settings():
         settings.setdefault("seed", seed)
     if any(name in settings for name in IMAGES):
-        # Made once its images are open; wrong options show at once all the same.
+        # The method is built when its images are open, but wrong options raise here.
         known = {f.name for f in fields(Options)}
         recipe.options.replace(**{name: value for name, value in settings.items() if name in known})
         return Chosen(recipe, settings, None)
@@ -110,12 +119,12 @@ def choose(
 def _settings_of(
     recipe: "Method", options: Mapping[str, Any], likelihood: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all settings of a method in one: from options, from flags of likelihoods, and from --set."""
+    """Return all settings of a method: from options, flags of likelihoods, and --set."""
     foreign = [f"--{name.replace('_', '-')}" for name in likelihood if name not in recipe.settings()]
     if foreign:
         raise OptionError(
-            f"{', '.join(foreign)} does not belong to {recipe.name}; beside the options it takes "
-            f"{', '.join(recipe.settings()) or 'none'} (--set NAME=VALUE). Leave it out, or choose another method."
+            f"{', '.join(foreign)} does not belong to {recipe.name}; needed: an option, or a setting "
+            f"({', '.join(recipe.settings()) or 'it has none'}) with --set NAME=VALUE. Leave it out."
         )
     twice = [name for name in given if name in options or name in likelihood]
     if twice:

@@ -1,4 +1,4 @@
-"""`undrift methods`: every method by name, with its attributes."""
+"""`undrift methods`: list every method by name, with its attributes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from undrift.cli.session import Session, command
 def run(session: Session) -> dict[str, Any]:
     """List every method that --method takes.
 
-    With --json also its title and its settings, which --set NAME=VALUE changes.
+    --json adds titles and the settings that --set NAME=VALUE changes.
 
     Example: undrift methods
     """
@@ -37,7 +37,7 @@ def run(session: Session) -> dict[str, Any]:
 
 
 def _drawn(markdown: str) -> str:
-    """Return a table in Markdown as one for the terminal, as wide as that is."""
+    """Return a Markdown table as one for the terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

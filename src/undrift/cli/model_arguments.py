@@ -1,4 +1,4 @@
-"""The network a command works with: how it is named on the command line, and what its images and classes are."""
+"""Open the network of a command, with its preprocessing, class names and device."""
 
 import re
 from collections.abc import Mapping
@@ -22,62 +22,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which network, what its images must look like, what its classes are called, where it runs."""
+    """The network, its preprocessing, its class names and its device."""
 
-    model: str | None = flag(
-        None,
-        "a name of the zoo, package.module:function, timm:NAME, torchvision:NAME or hf:NAME; not needed with weights "
-        "of `undrift train`",
-        "NAME",
-    )
+    model: str | None = flag(None, "module:function, timm:…, torchvision:…, hf:…, zoo", "NAME", main=True)
     model_args: tuple[str, ...] = flag(
-        (), "an argument for the function that makes the network; repeat it", "NAME=VALUE"
+        (), "an argument of the function that makes the network; repeat it", "NAME=VALUE"
     )
-    weights: str | None = flag(None, "its checkpoint: safetensors, or a PyTorch file of weights", "FILE")
-    classes: str | None = flag(
-        None, "a text file with the name of one class a line, in the order of the outputs", "FILE"
-    )
-    preprocess: str | None = flag(None, "'none': images are scaled to [0, 1] and otherwise left alone", "none")
-    mean: str | None = flag(
-        None, "subtracted from images in [0, 1]: 0.485,0.456,0.406, or one number for grey", "NUMBERS"
-    )
-    std: str | None = flag(None, "divided by after that: 0.229,0.224,0.225", "NUMBERS")
+    weights: str | None = flag(None, "safetensors, or a PyTorch file of weights", "FILE", main=True)
+    classes: str | None = flag(None, "text file of class names in output order", "FILE", main=True)
+    preprocess: str | None = flag(None, "'none': scale images to [0, 1] and nothing else", "none")
+    mean: str | None = flag(None, "mean of images in [0, 1]: 0.485,0.456,0.406, or one number for grey", "NUMBERS")
+    std: str | None = flag(None, "their standard deviation: 0.229,0.224,0.225", "NUMBERS")
     resize: str | None = flag(None, "length of the shorter side, HEIGHTxWIDTH, or none", "SIZE")
     crop: str | None = flag(None, "side of the centre crop, or none", "SIZE")
-    interpolation: str | None = flag(None, "of the resize", "nearest|bilinear|bicubic")
-    device: str = flag("auto", "auto, cpu or cuda; auto takes a GPU where there is one", "NAME")
+    interpolation: str | None = flag(None, "interpolation of the resize: nearest, bilinear or bicubic", "NAME")
+    device: str = flag("auto", "auto, cpu or cuda; auto uses a GPU if there is one", "NAME")
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A network ready for work.
+    """An open network.
 
     Attributes:
-        source: the network and what was known of it.
+        source: the network with its name.
         reader: opens its images.
         classes: the names of its classes, or None.
-        device: where it lies.
-        weights: the file of its weights.
+        device: its device.
     """
 
     source: "SourceModel"
     reader: "Reader"
     classes: tuple[str, ...] | None
     device: "torch.device"
-    weights: Path | None
 
     @property
     def preprocess(self) -> "Preprocess":
-        """What its images get."""
+        """The preprocessing of its images."""
         return self.reader.preprocess
 
 
+def weights_of(given: Mapping[str, Any]) -> Path | None:
+    """Return the file of weights among the flags, if any."""
+    return Path(given["weights"]) if "weights" in given else None
+
+
 def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_file: Path | None = None) -> Opened:
-    """Return the source network that the flags mean, on its device.
+    """Return the source network that the flags name, on its device.
 
     Args:
-        root: where data sets that are named lie.
-        domain_file: the file whose preprocessing and class names go before the network's own.
+        root: the folder of data sets given by name.
+        domain_file: its preprocessing and class names take precedence over the network's own.
     """
     from undrift.cli.image_arguments import Reader
     from undrift.cli.model_packages import PROCESSOR
@@ -99,26 +93,25 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
             whose = "the one given, which is used" if preprocess != learned else "the network's; the file's is used"
             session.warn(
                 f"{domain_file.name} was learned with other preprocessing than {whose}: {'; '.join(lines)} (the file's "
-                "first). Answers may be wrong in ways no error shows."
+                "first). Answers may be wrong."
             )
     elif known is None and preprocess == RAW and flags.preprocess is None:
         folder = (flags.model or "").removeprefix("hf:")
         bare = (flags.model or "").startswith("hf:") and not Path(folder, PROCESSOR).exists()
         session.warn(
-            f"nobody said what images {source.name} expects{f' ({folder} has no {PROCESSOR})' if bare else ''}; they "
-            "are scaled to [0, 1] and otherwise left alone. Say it with --mean, --std, --resize, --crop, or that this "
-            "is right with --preprocess none."
+            f"the preprocessing of {source.name} is unknown{f' ({folder} has no {PROCESSOR})' if bare else ''}; images "
+            "are scaled to [0, 1] and nothing else. Give it with --mean, --std, --resize and --crop, or confirm this "
+            "with --preprocess none."
         )
     given_names = None if flags.classes is None else Path(flags.classes)
     learned_names, name = (None, "") if file is None else (file.classes, file.path.name)
     classes = choose_classes(session, given_names, learned_names, source.classes, name)
     source.network.to(device)
-    weights = None if flags.weights is None else Path(flags.weights)
-    return Opened(source, Reader(root, preprocess, flags.resize is not None), classes, device, weights)
+    return Opened(source, Reader(root, preprocess, flags.resize is not None), classes, device)
 
 
 def open_adapted(opened: Opened, domain_file: Path, seed: int) -> "Perturbed":
-    """Return the network adapted as a domain file says."""
+    """Return the network adapted by a domain file."""
     import torch
 
     from undrift.packs.file import load
@@ -129,12 +122,12 @@ def open_adapted(opened: Opened, domain_file: Path, seed: int) -> "Perturbed":
 
 
 def given_preprocess(flags: ModelFlags, known: "Preprocess | None") -> "Preprocess":
-    """Return the preprocessing that is known, changed as the flags say."""
+    """Return the known preprocessing, changed by the flags."""
     from undrift.images.preprocess import RAW
 
     if flags.preprocess not in (None, "none"):
         raise OptionError(
-            f"--preprocess {flags.preprocess} is not none; needed: none, or --mean, --std, --resize, --crop."
+            f"--preprocess {flags.preprocess} is unknown; needed: none. Or give --mean, --std, --resize, --crop."
         )
     base = RAW if flags.preprocess == "none" else known or RAW
     changes: dict[str, Any] = {}
@@ -146,21 +139,21 @@ def given_preprocess(flags: ModelFlags, known: "Preprocess | None") -> "Preproce
             changes[name] = _size(name, text)
     if flags.interpolation is not None:
         changes["interpolation"] = flags.interpolation
-    # One mean alone makes grey of colour, and needs one deviation.
+    # A single mean turns colour images grey, which need a single deviation.
     if "mean" in changes and "std" not in changes and len(changes["mean"]) != len(base.std):
         changes["std"] = (1.0,) * len(changes["mean"])
     return replace(base, **changes)
 
 
 def try_out(opened: Opened, domain: "Domain") -> int:
-    """Return the network's number of outputs, from one pass over the first images; what does not fit shows here."""
+    """Return the network's number of outputs, from a pass over two images; raise if images or names do not fit."""
     import torch
 
     from undrift.cli.image_arguments import first_images
     from undrift.predict import predict
 
     images = first_images(domain, 2)
-    # A batch of two: norm layers in odd networks take the statistics of the batch.
+    # Two images, because norm layers of some networks take the statistics of the batch.
     images = torch.cat([images, images])[:2].to(opened.device)
     try:
         outputs = predict(opened.source.network, images).probs.shape[1]
@@ -168,23 +161,23 @@ def try_out(opened: Opened, domain: "Domain") -> int:
         raise _unfit(opened.source, images, str(error).splitlines()[0]) from error
     if opened.classes is not None and len(opened.classes) != outputs:
         raise DataError(
-            f"there are {len(opened.classes)} class names and {outputs} outputs of {opened.source.name}; needed: a "
-            "name an output, in their order. Correct --classes, or take the network that belongs to these classes."
+            f"there are {len(opened.classes)} class names and {outputs} outputs of {opened.source.name}; needed: one "
+            "name per output, in order. Correct --classes, or take the network that belongs to these classes."
         )
     return outputs
 
 
 def _unfit(source: "SourceModel", images: "torch.Tensor", why: str) -> OutputError:
-    """Return three facts about a network that cannot take the images it was given."""
-    if re.search(r"\b(d?type|dtypes|types)\b", why):  # not their size: an advice on that would lead astray
+    """Return the error for a network that cannot take the images."""
+    if re.search(r"\b(d?type|dtypes|types)\b", why):  # the precision is wrong, not the size
         kinds = sorted({str(t.dtype) for t in source.network.state_dict().values() if t.is_floating_point()})
         return OutputError(
             f"{source.name} cannot take images in {images.dtype} ({why}; its weights are in {', '.join(kinds)}); "
-            "needed: one precision all through the network. Convert it where it is made: network.float()."
+            "needed: one precision throughout the network. Convert it where it is made: network.float()."
         )
     return OutputError(
-        f"{source.name} cannot take images of shape {tuple(images.shape[1:])} ({why}); needed: images as it was "
-        "trained with. Say them: --resize, --crop, --mean (one number for grey)."
+        f"{source.name} cannot take images of shape {tuple(images.shape[1:])} ({why}); needed: images as in its "
+        "training. Give --resize, --crop, or --mean (one number for grey)."
     )
 
 
@@ -192,7 +185,9 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in re.split(r"[,\s]+", text.strip()))
     except ValueError as error:
-        raise OptionError(f"--{name} {text!r} holds something that is no number; needed: 0.485,0.456,0.406.") from error
+        raise OptionError(
+            f"--{name} {text!r} has a part that is no number; needed: numbers such as 0.485,0.456,0.406. Correct it."
+        ) from error
 
 
 def _size(name: str, text: str) -> int | tuple[int, int] | None:
@@ -201,6 +196,6 @@ def _size(name: str, text: str) -> int | tuple[int, int] | None:
     sides = re.fullmatch(r"(\d+)(?:[x×](\d+))?", text)
     if sides is None or (name == "crop" and sides[2]):
         raise OptionError(
-            f"--{name} {text!r} is no size; needed: 256{', 256x256' if name == 'resize' else ''} or none."
+            f"--{name} {text!r} is no size; needed: 256{', 256x256' if name == 'resize' else ''} or none. Correct it."
         )
     return int(sides[1]) if sides[2] is None else (int(sides[1]), int(sides[2]))

@@ -1,7 +1,7 @@
-"""Networks of timm, torchvision and Hugging Face, each with the preprocessing its package states.
+"""Load networks of timm, torchvision and Hugging Face with the preprocessing that their packages state.
 
-None of the three is a dependency: each is imported when it is named. Their weights are downloaded by themselves, where
-they may; `undrift` asks Hugging Face for safetensors only, as its other files are pickles.
+None of the three is a dependency; each is imported when it is named. The packages download weights themselves. From
+Hugging Face, undrift takes safetensors only, because its other files are pickles.
 """
 
 import importlib
@@ -20,13 +20,13 @@ Found = tuple[nn.Module, Preprocess | None, tuple[str, ...] | None]
 
 PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
 PROCESSOR = "preprocessor_config.json"
-"""The file in which Hugging Face keeps what a network's images must look like."""
+"""Hugging Face's file of a network's preprocessing."""
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers, which Hugging Face writes down."""
+"""Pillow's numbers for interpolations, which Hugging Face stores."""
 
 
 def timm(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found:
-    """Return a network of timm; `pretrained` takes its own weights."""
+    """Return a network of timm, with its pretrained weights if asked."""
     package = _package("timm")
     network = _made(f"timm:{name}", lambda: package.create_model(name, pretrained=pretrained, **arguments))
     config = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
@@ -62,13 +62,13 @@ def huggingface(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found
     config = _processor(package, name)
     labels = getattr(network.config, "id2label", None) or {}
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
-    # Names that nobody gave (LABEL_0, LABEL_1, …) say less than numbers do.
+    # Default names (LABEL_0, LABEL_1, …) say less than numbers.
     known = names if names and not all(n.startswith("LABEL_") for n in names) else None
     return network, None if config is None else understood(of_huggingface, config), known
 
 
 def _processor(package: Any, name: str) -> Mapping[str, Any] | None:
-    """Return the configuration of a network's image processor; None where its folder has none: nobody said."""
+    """Return the configuration of a network's image processor, or None if its folder has none."""
     try:
         found: Mapping[str, Any] = package.AutoImageProcessor.from_pretrained(name).to_dict()
         return found
@@ -77,13 +77,13 @@ def _processor(package: Any, name: str) -> Mapping[str, Any] | None:
             return None
         raise DataError(
             f"the image processor of hf:{name} could not be made ({type(error).__name__}: {error}); needed: its "
-            f"{PROCESSOR}, which says what its images must look like. Get it; or download the network into a folder "
-            "without it, name that, and say it yourself: --preprocess none, or --mean, --std, --resize, --crop."
+            f"{PROCESSOR}, the network's preprocessing. Get it; or download the network into a folder without it, name "
+            "that folder, and give --preprocess none, or --mean, --std, --resize, --crop."
         ) from error
 
 
 def understood(read: Callable[[Any], Preprocess], config: Any) -> Preprocess | None:
-    """Return the preprocessing that a configuration states; None, said loudly, where ours cannot do the same."""
+    """Return the preprocessing of a configuration; None, with a warning, if undrift cannot reproduce it."""
     try:
         return read(config)
     except OptionError as error:
@@ -135,7 +135,7 @@ def of_huggingface(config: Mapping[str, Any]) -> Preprocess:
     normal = config.get("do_normalize", True)
     mean = config.get("image_mean") if normal else None
     std = config.get("image_std") if normal else None
-    # Ours divides by 255 before all; theirs multiplies by a factor, or not at all.
+    # undrift divides by 255 first; Hugging Face multiplies by a factor, or not at all.
     factor = 255 * (config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0)
     return _preprocess(
         [round(m / factor, 10) for m in mean or [0.0] * channels],
@@ -147,7 +147,7 @@ def of_huggingface(config: Mapping[str, Any]) -> Preprocess:
 
 
 def _sizes(size: Any) -> int | tuple[int, int] | None:
-    """Return a length of the shorter side, or (height, width), from the ways in which a size is written."""
+    """Return a size as the length of the shorter side or as (height, width)."""
     if isinstance(size, Mapping):
         if "shortest_edge" in size:
             return int(size["shortest_edge"])
@@ -170,8 +170,8 @@ def _preprocess(
 
 def _cannot(what: str) -> UndriftError:
     return OptionError(
-        f"the network's preprocessing has {what}; needed: a resize, a square centre crop and a normalisation. Say the "
-        "nearest of these: --mean, --std, --resize, --crop, --interpolation."
+        f"the network's preprocessing has {what}; needed: a resize, a square centre crop and a normalisation. Give the "
+        "nearest of these with --mean, --std, --resize, --crop and --interpolation."
     )
 
 
@@ -186,7 +186,7 @@ def _package(key: str) -> Any:
 
 
 def _made(what: str, make: Callable[[], Any]) -> Any:
-    """Return what a package makes; its own errors (no such name, no network to download with) become ours."""
+    """Return what a package makes; turn its errors (unknown name, no connection) into ours."""
     try:
         return make()
     except UndriftError:
@@ -194,5 +194,5 @@ def _made(what: str, make: Callable[[], Any]) -> Any:
     except Exception as error:
         raise DataError(
             f"{what} could not be made ({type(error).__name__}: {error}); needed: a name that the package knows, and "
-            "weights it can get. Check the name and its arguments, or give the weights: --weights FILE."
+            "weights it can download. Check the name and its arguments, or give --weights FILE."
         ) from error

@@ -1,14 +1,14 @@
-"""A source network from a few words: its name or the function that makes it, and a file of weights.
+"""Load a source network by its name, or the function that makes it, and a file of weights.
 
 | name | network |
 |---|---|
 | `wrn40_2` | of `undrift_bench.zoo`, with weights |
-| `package.module:function` | what that function returns; the current folder can be imported from |
-| `timm:NAME`, `torchvision:NAME`, `hf:NAME` | of these packages where installed, with their weights or given ones |
-| none | the network named in a file that `undrift train` wrote |
+| `package.module:function` | what that function returns; the current folder is importable |
+| `timm:NAME`, `torchvision:NAME`, `hf:NAME` | from these packages, with their weights or given ones |
+| none | the network named in a file of `undrift train` |
 
-What its images must look like and the names of its classes come along where the network, its package or its file knows
-them. Weights are read as tensors only: no file is ever unpickled.
+Preprocessing and class names come along if the network, its package or its file has them. Weights are read as tensors
+only: no file is unpickled.
 """
 
 import difflib
@@ -39,9 +39,9 @@ class SourceModel:
 
     Attributes:
         network: in eval mode.
-        name: what people call it; goes into domain files.
-        preprocess: what its images must look like; None where nobody said.
-        classes: the names of its classes, in the order of its outputs; None where nobody said.
+        name: its name, which domain files store.
+        preprocess: the preprocessing of its images, or None if unknown.
+        classes: the names of its classes in the order of its outputs, or None if unknown.
     """
 
     network: nn.Module
@@ -53,10 +53,10 @@ class SourceModel:
 def load_model(
     name: str | None = None, weights: str | PathLike[str] | None = None, arguments: Arguments | None = None
 ) -> SourceModel:
-    """Return the network that a name means, with the weights of a file, in eval mode.
+    """Return a network by name with the weights of a file, in eval mode.
 
     Args:
-        name: see the table above; None takes the name from the file.
+        name: see the table above; None takes it from the file.
         weights: a .safetensors file, or a PyTorch file of weights.
         arguments: for the function that makes the network.
 
@@ -84,7 +84,7 @@ def load_model(
         found = replace(
             found,
             name=f"{chosen} {path.name}",
-            # What a file says of its own weights is nearer than what its architecture usually wants.
+            # A file knows its own weights better than the architecture does.
             preprocess=preprocess or found.preprocess,
             classes=classes or found.classes,
         )
@@ -93,7 +93,7 @@ def load_model(
 
 
 def parse_arguments(texts: tuple[str, ...]) -> dict[str, Any]:
-    """Return `name=value` texts as arguments: JSON values where they are, else text.
+    """Return `name=value` texts as arguments, with JSON values where possible, else text.
 
     Examples:
         >>> parse_arguments(("depth=28", "norm=batch", "bias=false"))
@@ -103,7 +103,7 @@ def parse_arguments(texts: tuple[str, ...]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise OptionError(f"{text!r} is no argument; needed: NAME=VALUE, such as classes=10. Write it so.")
+            raise OptionError(f"{text!r} is no argument; needed: NAME=VALUE, such as classes=10. Correct it.")
         words = {"True": True, "False": False, "None": None}
         try:
             out[name] = words[value] if value in words else json.loads(value)
@@ -141,8 +141,8 @@ def _from_zoo(name: str, path: Path | None, arguments: Arguments) -> SourceModel
         raise OptionError(f"there is no network {name!r}; known are {known_networks()}. {hint}")
     if path is None:
         raise OptionError(
-            f"{name} was named without weights; needed: a checkpoint, as fresh weights answer at random. Add --weights "
-            f"FILE, or train one: `undrift train`."
+            f"{name} was named without weights; needed: a checkpoint, because fresh weights answer at random. Add "
+            "--weights FILE, or train one with `undrift train`."
         )
     if arguments.keys() - {"classes"}:
         raise OptionError(f"{name} takes no {', '.join(arguments.keys() - {'classes'})}; needed: at most classes=….")
@@ -152,7 +152,7 @@ def _from_zoo(name: str, path: Path | None, arguments: Arguments) -> SourceModel
 
 
 def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
-    """Return what the user's function makes."""
+    """Return the network that the user's function makes."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -162,8 +162,8 @@ def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _theirs(f"importing {module_name}", error) from error
         raise OptionError(
-            f"there is no module {module_name!r} (no {error.name!r}); needed: package.module:function, to be found "
-            f"from {here} or installed. Check the name, or go to the folder it lies in."
+            f"there is no module {module_name!r} (no {error.name!r}); needed: package.module:function, installed "
+            f"or importable from {here}. Check the name, or change to its folder."
         ) from error
     except Exception as error:
         raise _theirs(f"importing {module_name}", error) from error
@@ -190,13 +190,13 @@ def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
 
 def _theirs(what: str, error: Exception) -> UndriftError:
     return OptionError(
-        f"{what} raised {type(error).__name__}: {error}; needed: a network. Correct it there, or give it what it needs "
-        "with --model-args NAME=VALUE."
+        f"{what} raised {type(error).__name__}: {error}; needed: a network. Correct the function, or give it its "
+        "arguments with --model-args NAME=VALUE."
     )
 
 
 def _own_preprocess(network: nn.Module) -> Preprocess | None:
-    """Return what the network itself says of its images: a `preprocess`, or timm's configuration."""
+    """Return the preprocessing that the network states: its attribute `preprocess`, or timm's configuration."""
     own = getattr(network, "preprocess", None)
     if isinstance(own, Preprocess):
         return own
@@ -205,7 +205,7 @@ def _own_preprocess(network: nn.Module) -> Preprocess | None:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """Return the text header of a safetensors file; what is wrong with the file shows when it is read."""
+    """Return the metadata of a safetensors file; a damaged file raises later, when it is read."""
     if path.suffix != ".safetensors" or not path.is_file():
         return {}
     try:
@@ -222,7 +222,7 @@ def _header(path: Path) -> dict[str, str]:
 
 
 def _told(path: Path, header: Mapping[str, str]) -> tuple[Preprocess | None, tuple[str, ...] | None]:
-    """Return preprocessing and class names from the header of a file that `train` or `export` wrote."""
+    """Return preprocessing and class names from the metadata of a file of `train` or `export`."""
     if not header.keys() & {"undrift", "undrift_source"}:
         return None, None
     try:

@@ -1,11 +1,11 @@
-"""A network and images to adapt it to, opened and tried on each other; perturbed freshly, or from a domain file."""
+"""Open the network and the images of a command, check that they fit, and perturb the network."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undrift._errors import OptionError
-from undrift.cli.model_arguments import Opened, open_adapted, open_source, try_out
+from undrift.cli.model_arguments import Opened, open_adapted, open_source, try_out, weights_of
 from undrift.cli.output_paths import claim
 from undrift.cli.session import Session
 from undrift.options import Options, resolve
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from undrift.posterior.perturbed import Perturbed
 
 OF_A_STREAM = ("stream_lr", "answer")
-"""Options that a stream may choose anew where the others come from a domain file."""
+"""Options that a stream may change even if the others come from a domain file."""
 
 
 def open_both(
@@ -29,16 +29,15 @@ def open_both(
     domain: Path | None = None,
     going_on: Iterable[Path | None] = (),
 ) -> "tuple[Opened, Domain]":
-    """Return the source network and the images, which it has seen to fit; what is to be written can be written.
+    """Return the source network and the images, once the outputs can be written and the network takes the images.
 
     Args:
-        outputs: files to be written; none may replace the network, the images or another input.
-        inputs: what else is read.
-        domain: the domain file to start from, if there is one.
-        going_on: files to be written that may be there already: a run goes on with them.
+        outputs: files to write; none may replace an input.
+        inputs: files that are read beside the network and the images.
+        domain: the domain file to start from, if any.
+        going_on: files to write that may exist, because a run resumes from them.
     """
-    weights = model.get("weights")
-    claim(outputs, force, (domain, None if weights is None else Path(weights), Path(images), *inputs), going_on)
+    claim(outputs, force, (domain, weights_of(model), Path(images), *inputs), going_on)
     opened = open_source(session, model, root, domain)
     pictures = opened.reader.images(images)
     try_out(opened, pictures)
@@ -46,15 +45,15 @@ def open_both(
 
 
 def open_perturbed(opened: Opened, domain: Path | None, preset: str, options: dict[str, Any], seed: int) -> "Perturbed":
-    """Return the network to adapt: from a domain file with its options, or freshly perturbed."""
-    chosen = resolve(preset, options)  # wrong values show, whatever is done with them
+    """Return the network to adapt: as a domain file has it, or perturbed with these options."""
+    chosen = resolve(preset, options)  # raises on wrong values, also beside --domain
     if domain is None:
         return perturbed_afresh(opened, chosen, seed)
     foreign = [f"--{name.replace('_', '-')}" for name in options if name not in OF_A_STREAM]
     if foreign or preset != "paper":
         raise OptionError(
-            f"{', '.join(foreign) or '--preset'} was given beside --domain, whose file has its own options; needed: "
-            "one or the other. Leave it out, or start from the source network."
+            f"{', '.join(foreign) or '--preset'} was given beside --domain, whose file has options of its own; "
+            "needed: one of the two. Leave it out, or start from the source network."
         )
     return open_adapted(opened, domain, seed)
 

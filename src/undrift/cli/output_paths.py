@@ -1,4 +1,4 @@
-"""Where a command may write: looked at before any work is done, so that no result is lost at the end."""
+"""Check where a command may write before it does any work, so that no result is lost at the end."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from undrift._errors import DataError, OptionError
 from undrift.system.atomic import check, sweep
 from undrift.system.lock import held
 
-Force = Annotated[bool, typer.Option("--force", help="Replace output files that exist.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 
 
 def claim(
@@ -21,12 +21,14 @@ def claim(
     inputs: Iterable[Path | None] = (),
     going_on: Iterable[Path | None] = (),
 ) -> None:
-    """Raise unless every output can be written: to a folder that is there, over nothing (or with --force), and not over
-    an input or another output. What killed commands left beside them, half-written, is deleted.
+    """Raise unless every output can be written, and delete temporary files that killed commands left beside them.
+
+    An output needs an existing folder. It may replace an existing file with `force` only, and never an input or
+    another output.
 
     Args:
-        going_on: more outputs, which may be there already: a run goes on with them.
-    """  # noqa: D205
+        going_on: outputs that may exist, because a run resumes from them.
+    """
     sources = {Path(os.path.realpath(path)) for path in inputs if path is not None}
     taken: set[Path] = set()
     for paths, may_exist in ((going_on, True), (outputs, force)):
@@ -48,9 +50,9 @@ def claim(
 
 @contextmanager
 def alone(path: Path | None) -> Iterator[None]:
-    """Be the only process that writes to a file, for the length of a `with` block; raises where another is.
+    """Hold the lock of a file for a `with` block; raise if another process holds it.
 
-    What an earlier one left beside it, killed while it wrote, is deleted.
+    Delete temporary files that a killed process left beside it.
     """
     if path is None:
         yield
@@ -70,21 +72,21 @@ def alone(path: Path | None) -> Iterator[None]:
 def another_process(path: Path) -> DataError:
     """Return the error of a file that another process is writing to."""
     return DataError(
-        f"another process is writing {path}; needed: one a file, as two would destroy each other's work. Wait for it, "
-        "stop it, or choose another name."
+        f"another process is writing {path}; needed: one process per file. Wait for it, stop it, or choose another "
+        "name."
     )
 
 
 def there_already(path: Path) -> DataError:
     """Return the error of an output that exists."""
     return DataError(
-        f"{path} is there already; needed: a new name, so that nothing is lost. Choose another name, or replace it, "
-        "and lose what it holds, with --force."
+        f"{path} is there already; needed: a new name, so that nothing is lost. Choose another name, or give --force "
+        "to replace it and lose what it holds."
     )
 
 
 def beside(path: Path, ending: str) -> Path:
-    """Return the name of a companion: clinic-b.safetensors has clinic-b.history.json."""
+    """Return the name of a companion file: clinic-b.safetensors has clinic-b.history.json."""
     return path.with_name(path.name.removesuffix(path.suffix) + ending)
 
 

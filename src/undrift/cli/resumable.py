@@ -1,8 +1,8 @@
-"""The files of a stream that can be stopped at any moment: answers in whole lines, and a state that knows how many.
+"""Keep the files of a stream so that it can be stopped at any moment and resumed.
 
-The state names the bytes of the answers that belong to it. A stream that goes on cuts off what was appended after its
-state was written, and makes it again: no line is lost, none comes twice. A state of the very same stream is always gone
-on from: --force replaces what is another's, and whoever wants to start anew removes the state.
+The state stores how many bytes of the answers belong to it. A resumed stream cuts off what was appended after that and
+answers again, so no line is lost or repeated. A stream always resumes from its own state; --force replaces another
+stream's. To start anew, a user removes the state.
 """
 
 import os
@@ -16,7 +16,7 @@ from undrift.cli.answer_log import AnswerLog
 from undrift.cli.image_arguments import InOrder
 from undrift.cli.output_paths import alone
 from undrift.cli.session import Session
-from undrift.cli.stream_state import Names, NoState, Saved, differences, read_state, write_state
+from undrift.cli.stream_state import Names, Saved, differences, read_state, write_state
 from undrift.images import Domain
 from undrift.loop.streaming import Stream
 
@@ -25,8 +25,8 @@ from undrift.loop.streaming import Stream
 def files_of(
     session: Session, answers: Path, state: Path | None, out: Path | None, force: bool
 ) -> Iterator["StreamFiles"]:
-    """Give the files of a stream for the length of a `with` block; no other stream writes to them meanwhile."""
-    with alone(state):  # before the state is read: another may be about to write it
+    """Give the files of a stream for a `with` block, locked against other processes."""
+    with alone(state):  # before reading the state, which another process may be writing
         files = StreamFiles(session, answers, state, out, force)
         try:
             yield files
@@ -38,8 +38,8 @@ class StreamFiles:
     """Answers, state and domain file of one stream.
 
     Attributes:
-        new: files to be written that must not be there, but with --force.
-        going_on: files to be written that may be there: this stream's own, as far as their names tell.
+        new: files to write that must not exist without --force.
+        going_on: files to write that may exist: this stream's own, judging by their names.
         log: the answers.
     """
 
@@ -47,23 +47,23 @@ class StreamFiles:
         self.session, self.state, self.force = session, state, force
         self.log = AnswerLog(answers, state)
         self._out = None if out is None else os.path.realpath(out)
-        self._found: Saved | NoState | None = None
+        self._found: Saved | str | None = None
         self._identity: Mapping[str, Any] = {}
         self._names: Names | None = None
         self._written = False
         self.new: tuple[Path | None, ...]
         self.going_on: tuple[Path | None, ...]
         if state is not None and state.exists():
-            self._found = _read(state)
+            self._found = read_state(state)
         ours = isinstance(self._found, Saved) and self._found.out == self._out
         if self._found is None:
-            begun = self.log.without_answers  # and killed before the first state
+            begun = self.log.without_answers  # killed before its first state
             self.new, self.going_on = ((out, state), (answers,)) if begun else ((out, answers, state), ())
         else:
             self.new, self.going_on = ((), (state, answers, out)) if ours else ((out,), (state, answers))
 
     def find(self, identity: Mapping[str, Any], images: Domain) -> Saved | None:
-        """Return where this very stream stood, or None where it is to start; raises where that would cost another's."""
+        """Return this stream's state, or None to start; raise if that would delete another stream's files."""
         self._identity, self._names = identity, Names(images)
         if self._found is None:
             return None
@@ -75,7 +75,7 @@ class StreamFiles:
                 return self._found
             problem = PerturbationMismatch(
                 f"{self.state} is the state of another stream ({'; '.join(other[:3])}); needed: the same network, "
-                "options and images, to which more may have come after the last. Use those, name other files, or give "
+                "options and images; new images may follow the last. Use those, name other files, or give "
                 f"{deletes}"
             )
         else:
@@ -90,10 +90,10 @@ class StreamFiles:
         return None
 
     def open(self, saved: Saved | None, images: Domain) -> None:
-        """Open the answers, to go on or to start."""
+        """Open the answers, to resume or to start."""
         if saved is None:
             self.log.open_new(replace=self.force)
-            if self.state is not None:  # another's: it goes before its answers do
+            if self.state is not None:  # another stream's: delete it before its answers
                 Path(os.path.realpath(self.state)).unlink(missing_ok=True)
             self.log.start()
             return
@@ -102,11 +102,11 @@ class StreamFiles:
         self.session.note(f"going on from {self.state}, after {saved.position:,} of {len(images):,} images{anew}")
 
     def note(self, left: InOrder, going: Stream, skipped: Mapping[str, str], write: bool) -> None:
-        """Take note that the stream is done with some images, and of what a stop would leave."""
+        """Record the stream's progress, and what a stop would leave; with `write`, write the state."""
         answers = f"{self.log.path} holds {going.report.images:,} answers, in whole lines"
         if self.state is None:
-            if going.report.images or not self.log.created:  # else it is removed
-                self.session.kept = f"{answers}. With --state FILE a stream can go on where it was stopped."
+            if going.report.images or not self.log.created:  # else `close` removes the file
+                self.session.kept = f"{answers}. With --state FILE, a stopped stream can be resumed."
         elif write:
             assert self._names is not None
             self.log.sync()
@@ -115,16 +115,8 @@ class StreamFiles:
             saved = Saved(*where, dict(skipped), going.state_dict(), dict(self._identity), names, self._out)
             write_state(self.state, saved)
             self._written = True
-            self.session.kept = f"{answers}, and {self.state} where it stands; the same command goes on from there."
+            self.session.kept = f"{answers}, and {self.state} the stream's state; the same command goes on from there."
 
     def close(self) -> None:
-        """Close the answers, and remove them where none came and no state knows of them: they are in nobody's way."""
+        """Close the answers; remove a new file without answers that no state refers to."""
         self.log.close(remove=self.log.created and self.log.empty and not self._written)
-
-
-def _read(state: Path) -> Saved | NoState:
-    """Return what the state says, or that it is none: --force may replace that."""
-    try:
-        return read_state(state)
-    except NoState as error:
-        return error

@@ -1,11 +1,10 @@
-"""What every command has in common: where it prints, what it does with warnings, and how it ends.
+"""What all commands share: where they print, how they show warnings and errors, and how they end.
 
-A command returns its result as plain values; `--json` prints that as one object on stdout, and everything for people
-goes to stderr. Errors of ours print their three facts, without a traceback.
+A command returns its result as plain values. With `--json` they are one JSON object on stdout, and everything for
+people goes to stderr. Errors of undrift are printed without a traceback.
 """
 
 import errno
-import inspect
 import json
 import math
 import os
@@ -15,25 +14,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import IO, Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.cli.app import ERROR, INTERRUPTED, OK, USAGE
-from undrift.cli.flags import parameters_of, signed
+from undrift.cli.flags import help_all, parameters_of, signed, switch
 from undrift.cli.wording import in_shell
 
 Run = Callable[..., Mapping[str, Any] | None]
 NOBODY_THERE = (errno.EPIPE, errno.EIO)
-"""What printing to a closed pipe, and to a closed terminal, raises."""
+"""Errors of printing to a closed pipe or a closed terminal."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise it, as rich before 13.8 does; later ones end the process, and close stdout where stderr was meant."""
+        """Raise the error as rich before 13.8 does; later versions end the process, and close stdout for stderr."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
@@ -43,10 +41,10 @@ class Session:
     Attributes:
         as_json: print one JSON object on stdout, and nothing else there.
         quiet: draw no progress bar.
-        warnings: what was said loudly so far.
-        kept: what Ctrl-C would leave behind, in words; commands change it as they go.
-        unread: whether what is printed got lost (a closed pipe or terminal, a full disk); the command goes on, as files
-            may be left to write.
+        warnings: the warnings so far.
+        kept: what Ctrl-C would leave behind, as a sentence; commands update it.
+        unread: whether printing failed (a closed pipe or terminal, a full disk). The command continues, because it may
+            have files to write.
     """
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
@@ -54,7 +52,7 @@ class Session:
         self.warnings: list[str] = []
         self.kept = "Nothing was written."
         self.unread = False
-        # Made now, as tests and pipes put other files in the place of stdout.
+        # Created per command, because tests and pipes replace stdout.
         self._people = _Console(stderr=as_json, highlight=False, soft_wrap=True)
         self._aside = _Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -63,16 +61,16 @@ class Session:
         self._print(self._people, text, style)
 
     def note(self, text: str, style: str = "") -> None:
-        """Print something beside the result: to stderr, always."""
+        """Print a remark to stderr."""
         self._print(self._aside, text, style)
 
     def warn(self, text: str) -> None:
-        """Say something loudly, and remember it for the JSON object."""
+        """Print a warning, and keep it for the JSON object."""
         self.warnings.append(text)
         self.note(f"warning: {text}", "bold yellow")
 
     def wrote(self, path: Path) -> str:
-        """Say that a file was written, with its size, and return its name."""
+        """Print a written file's name and size, and return the name."""
         size = path.stat().st_size
         self.say(f"{path}: {size:,} bytes")
         return str(path)
@@ -83,14 +81,14 @@ class Session:
             self._print_json(_plain({**(result or {}), "warnings": self.warnings}))
 
     def fail(self, kind: str, message: str) -> None:
-        """Print an error: three facts for people, and the same as JSON."""
+        """Print an error, for people and as JSON."""
         message = in_shell(message)
         self.note(f"{kind}: {message}", "bold red" if kind != "stopped" else "bold")
         if self.as_json:
             self._print_json({"error": kind, "message": message, "warnings": self.warnings})
 
     def put(self, text: str) -> None:
-        """Print to stdout as it is: what a program reads."""
+        """Print text for programs to stdout, unchanged."""
         with self._printing(sys.stdout):
             print(text, end="", flush=True)
 
@@ -102,13 +100,13 @@ class Session:
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         try:
             text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-        except UnicodeEncodeError:  # a path with "?" in it would be another path
+        except UnicodeEncodeError:  # escape instead: "?" would make it another path
             text = json.dumps(values, allow_nan=False)
         self.put(text + "\n")
 
     @contextmanager
     def _printing(self, stream: IO[str]) -> Iterator[None]:
-        """Take note where a stream takes no more, and send what is still printed there nowhere."""
+        """Note a stream that cannot be written to, and discard what is still printed there."""
         try:
             yield
         except OSError as error:
@@ -116,14 +114,14 @@ class Session:
             _silence(stream)
             if error.errno not in NOBODY_THERE and stream is not self._aside.file:
                 self.note(
-                    f"DataError: what was to be printed could not be written ({error.strerror or error}); needed: room "
-                    "for it. The command goes on with its files. Free some space, or print elsewhere.",
+                    f"DataError: the output could not be written ({error.strerror or error}); needed: room for it. "
+                    "The command still writes its files. Free some space, or print elsewhere.",
                     "bold red",
                 )
 
     @contextmanager
     def hearing_warnings(self) -> Iterator[None]:
-        """Print our warnings as they come, each once; Python's others stay as they are."""
+        """Print each of undrift's warnings once; leave other warnings to Python."""
         with warnings.catch_warnings():
             shown = warnings.showwarning
 
@@ -134,17 +132,18 @@ class Session:
                     self.warn(text)
 
             warnings.simplefilter("always", UndriftWarning)
-            # PyTorch's, of a pickle that it is about to refuse: our three facts follow.
+            # PyTorch warns before it refuses a pickle; our error follows.
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             warnings.showwarning = show  # type: ignore[assignment]
             yield
 
 
 def command(run: Run) -> Callable[..., int]:
-    """Turn a function of a session into a command that returns an exit code, with `--json` and `--quiet`."""
+    """Turn a function of a session into a command with an exit code, `--json`, `--quiet` and `--help-all`."""
 
     @wraps(run)
-    def with_session(as_json: bool, quiet: bool, **given: Any) -> int:
+    def with_session(as_json: bool, quiet: bool, help_all: bool, **given: Any) -> int:
+        del help_all  # its callback has printed the help and ended the command
         session = Session(as_json, quiet)
         with session.hearing_warnings():
             try:
@@ -153,20 +152,17 @@ def command(run: Run) -> Callable[..., int]:
             except (KeyboardInterrupt, Exception) as error:
                 return _end(session, error)
 
-    flags: list[inspect.Parameter] = [
-        _switch("as_json", "--json", "Print one JSON object on stdout; all else goes to stderr."),
-        _switch("quiet", "--quiet", "Draw no progress bar."),
+    own = [p for p in parameters_of(run) if p.name != "session"]
+    flags = [
+        switch("as_json", "--json", "Print one JSON object on stdout, all else on stderr.", hidden=True),
+        switch("quiet", "--quiet", "Draw no progress bar.", hidden=True),
+        help_all(own),
     ]
-    return signed(with_session, [p for p in parameters_of(run) if p.name != "session"] + flags)
-
-
-def _switch(name: str, option: str, help_line: str) -> inspect.Parameter:
-    annotation = Annotated[bool, typer.Option(option, help=help_line)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    return signed(with_session, own + flags)
 
 
 def _end(session: Session, error: BaseException) -> int:
-    """Say why a command ended early and return its exit code; what only a bug could raise is raised again."""
+    """Print why a command ended early and return its exit code; raise again what only a bug can cause."""
     if isinstance(error, KeyboardInterrupt):
         session.fail("stopped", session.kept)
         return INTERRUPTED
@@ -177,7 +173,7 @@ def _end(session: Session, error: BaseException) -> int:
         session.fail(type(error).__name__, str(error))
         return ERROR
     if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) == errno.EPIPE:
-        _silence(sys.stdout)  # whoever read our output has had enough
+        _silence(sys.stdout)  # the reader of our output has closed it
         return ERROR
     if isinstance(error, OSError):
         session.fail("DataError", str(_of_system(error)))
@@ -189,7 +185,7 @@ def _end(session: Session, error: BaseException) -> int:
 
 
 def _silence(stream: IO[str]) -> None:
-    """Send a stream nowhere; else Python would complain of what it still holds once more while it shuts down."""
+    """Redirect a stream to the null device, so that Python does not fail on its buffer at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -199,7 +195,7 @@ def _of_system(error: OSError) -> DataError:
     what = error.strerror or str(error)
     where = f"{error.filename}: " if error.filename else ""
     return DataError(
-        f"{where}{what}; needed: files that can be read and written. Check the path, the disk, the rights."
+        f"{where}{what}; needed: files that can be read and written. Check the path, the disk and the permissions."
     )
 
 
@@ -208,7 +204,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: numbers that are not finite become null, paths become text."""
+    """Return a value as JSON: numbers that are not finite become null, paths become text."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, str | bool | int) or value is None:

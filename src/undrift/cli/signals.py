@@ -1,4 +1,4 @@
-"""Being asked to end, by Ctrl-C or by SIGTERM (docker stop, systemd): one way out, and two exit codes."""
+"""End a command in the same way on Ctrl-C and on SIGTERM (docker stop, systemd), with two exit codes."""
 
 import contextlib
 import signal
@@ -11,9 +11,9 @@ from undrift.system.interrupts import handled
 
 @contextlib.contextmanager
 def sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Let SIGTERM end a command as Ctrl-C does, files swept up and what was kept said; the list says whether it came.
+    """Let SIGTERM raise KeyboardInterrupt for a `with` block; the list is not empty if it came.
 
-    It stays ignored where whoever started the process had it ignored.
+    A SIGTERM that the parent process ignores stays ignored.
     """
     came: list[int] = []
     here = threading.current_thread() is threading.main_thread()
@@ -34,15 +34,15 @@ def sigterm_as_ctrl_c() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def stopping_between_batches() -> Iterator[list[int]]:
-    """Give a list that Ctrl-C and SIGTERM put something into, so that the batch under way ends well.
+    """Give a list that Ctrl-C and SIGTERM append to, so that the current batch can finish.
 
-    They take effect when the `with` block is over; a second one does at once.
+    The signal takes effect at the end of the `with` block, a second one at once.
     """
     pressed: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield pressed  # signals arrive elsewhere
+        yield pressed  # only the main thread gets signals
         return
-    before = handled()  # ignored ones stay so
+    before = handled()  # without ignored signals
 
     def put_back() -> None:
         for number, handler in before.items():
@@ -57,11 +57,11 @@ def stopping_between_batches() -> Iterator[list[int]]:
     try:
         yield pressed
     except DataError as error:
-        # systemd asks every process of a service to end: those that decode have, and the batch under way never comes.
+        # systemd stops every process of a service, the decoding ones too; the current batch then never comes.
         if not pressed or "processes that decode images was lost" not in str(error):
             raise
     finally:
         put_back()
     if pressed:
-        before[pressed[0]](pressed[0], None)  # which raises, if it is Python's or ours
+        before[pressed[0]](pressed[0], None)  # Python's handler and ours raise
         raise KeyboardInterrupt

@@ -10,75 +10,72 @@ from undrift.cli.answers import check_threshold, rows_of
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import InOrder, Root
 from undrift.cli.likelihood_arguments import LikelihoodFlags
-from undrift.cli.method_arguments import MethodName, Settings, choose
+from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, choose
 from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, open_perturbed, perturbed_afresh
 from undrift.cli.output_paths import Force
 from undrift.cli.session import Session, command
+from undrift.cli.shared_arguments import Images, MethodBatchSize, Preset, Seed
 from undrift.cli.signals import stopping_between_batches
 from undrift.options import Options, resolve
 
 
 @command
-@takes(Options, "options", "The method (docs/options.md)", names={"stream_lr": "--lr"})
-@takes(LikelihoodFlags, "likelihood", "What is asked")
+@takes(Options, "options", METHOD_PANEL, names={"stream_lr": "--lr"}, hidden=("adapt_lr",))
+@takes(LikelihoodFlags, "likelihood", METHOD_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(
     session: Session,
-    images: Annotated[str, typer.Argument(help="A folder, .tar, .txt list, .npy, an image, or a data set's name.")],
-    answers: Annotated[Path, typer.Option(help="The .csv that answers are appended to.", metavar="FILE.csv")],
+    images: Images,
+    answers: Annotated[Path, typer.Option(help="The .csv to append to.", metavar="FILE")],
     model: dict[str, Any],
     likelihood: dict[str, Any],
     options: dict[str, Any],
-    domain: Annotated[Path | None, typer.Option(help="A domain file to start from.", metavar="FILE")] = None,
-    out: Annotated[Path | None, typer.Option(help="The domain file to write at the end.", metavar="FILE")] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where the stream stands: the same command goes on from it, --force or not. Remove it to start anew.",
-            metavar="FILE",
-        ),
-    ] = None,
+    domain: Annotated[Path | None, typer.Option(help="Domain file to start from.", metavar="FILE")] = None,
+    out: Annotated[Path | None, typer.Option(help="Domain file to write at the end.", metavar="FILE")] = None,
+    state: Annotated[Path | None, typer.Option(help="State to save, and to resume from.", metavar="FILE")] = None,
     state_every: Annotated[
-        int | None, typer.Option(help="Batches between two states. Default: 10, or as many as --gather.", min=1)
+        int | None,
+        typer.Option(help="Batches between two states. Default: 10, or as --gather.", min=1, metavar="N", hidden=True),
     ] = None,
     method: MethodName = None,
     settings: Settings = None,
-    preset: Annotated[str, typer.Option(help="Options to start from: paper or released.")] = "paper",
+    preset: Preset = "paper",
     episodic: Annotated[
-        bool | None, typer.Option(help="Start every batch from the beginning's state. Default: no, or as the method.")
+        bool | None,
+        typer.Option(help="Reset the network before every batch. Default: no, or as the method.", hidden=True),
     ] = None,
-    guard: Annotated[bool, typer.Option("--guard", help="Put that state back when the answers collapse.")] = False,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="Reset the network when answers collapse.", hidden=True)
+    ] = False,
     captured: Annotated[
-        bool, typer.Option("--captured", help="On a GPU, make one CUDA graph of the gradient: less time in Python.")
+        bool, typer.Option("--captured", help="Run the gradient as one CUDA graph (GPU only).", hidden=True)
     ] = False,
     gather: Annotated[
         int | None,
-        typer.Option(help="Make a step every N images, each answered at once: for --batch-size 1.", min=1, metavar="N"),
+        typer.Option(help="Step every N images; for --batch-size 1.", min=1, metavar="N"),
     ] = None,
     balanced: Annotated[
         bool,
         typer.Option(
             "--balanced",
-            help="With --gather N, make steps on N images with as many of each predicted class: for classes in runs.",
+            help="With --gather N: step on equally many images of each predicted class, for classes in runs.",
+            hidden=True,
         ),
     ] = False,
     abstain_below: Annotated[
-        float | None, typer.Option(help="Label answers with a lower probability 'abstain'.", metavar="P")
+        float | None, typer.Option(help="Below this probability, say 'abstain'.", metavar="P", hidden=True)
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise.", min=0)] = 0,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images at a time. Default: 64, or the method's.", min=1)
-    ] = None,
+    seed: Seed = 0,
+    batch_size: MethodBatchSize = None,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
     """Adapt and answer batch by batch, as images arrive.
 
-    Answers are appended in whole lines. With --state a stream that was stopped, or killed, goes on where it stood, and
-    one that ended goes on with the images that came since.
+    With --state FILE, the same command resumes a stopped stream.
 
-    Example: undrift stream camera/ --weights source.safetensors --answers answers.csv --state camera.state
+    Example: undrift stream images/ --weights net.pt --answers a.csv
     """
     from undrift.cli.resumable import files_of
     from undrift.cli.stream_state import identity_of
@@ -89,11 +86,11 @@ def run(
     chosen = choose("stream", method, settings, preset, options, likelihood, seed)
     if chosen.recipe is not None and domain is not None:
         raise OptionError(
-            f"--method {method} was given beside --domain, whose file has its own options; needed: one or the other. "
+            f"--method {method} was given beside --domain, whose file has options of its own; needed: one of the two. "
             "Leave one out."
         )
     if answers.suffix != ".csv":
-        raise OptionError(f"{answers} is to hold answers, line by line; needed: a name that ends in .csv. Name it so.")
+        raise OptionError(f"--answers {answers} does not end in .csv; needed: a .csv file. Rename it.")
     with files_of(session, answers, state, out, force) as files:
         opened, pictures = open_both(
             session, model, images, root, files.new, force, chosen.files(), domain, files.going_on
@@ -109,7 +106,7 @@ def run(
             perturbed = perturbed_afresh(opened, scheme, seed)
         episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
         batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)
-        every = state_every or gather or 10  # what waits for a step is part of a state
+        every = state_every or gather or 10  # images that wait for a step are part of the state
         identity = identity_of(perturbed, pictures, domain) | {
             "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
             "method": method,
@@ -145,7 +142,7 @@ def run(
         before = {} if saved is None else dict(saved.skipped)
         files.open(saved, pictures)
         try:
-            files.note(left, going, before, write=True)  # a disk that cannot take it shows at once
+            files.note(left, going, before, write=True)  # find out at once whether the disk takes it
             with stopping_between_batches() as pressed:
                 for number, prediction in enumerate(going, 1):
                     files.log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
@@ -155,12 +152,12 @@ def run(
                 files.note(left, going, before | left.skipped(), write=True)
         finally:
             going.close()
-        if out is not None:  # before the first line, as in adapt
+        if out is not None:  # before printing, as in adapt
             with going.answering() as answered:
                 save(answered, out, source=opened.source.name)
     if left.unfinished:
         session.note(
-            f"left for the next run, as it was just written to and cannot be read yet: {left.unfinished[0]}"
+            f"left for the next run, as it was written to just now and cannot be read yet: {left.unfinished[0]}"
             + (f" and {len(left.unfinished) - 1} after it" if len(left.unfinished) > 1 else "")
         )
     session.say(str(going.report))

@@ -1,6 +1,6 @@
-"""Where a stream stands, as a file: written whole, and read by the very same stream alone.
+"""Write and read the state of a stream, and check that it belongs to the same network, options and images.
 
-The same network, options and images; but images may have arrived meanwhile, after those that are done with.
+New images may have arrived after those that are done.
 """
 
 import csv
@@ -24,22 +24,22 @@ from undrift.system.weights_file import UNREADABLE
 
 FORMAT = "undrift stream 2"
 FIRST_FORMAT = "undrift stream 1"
-"""Knows all images by one checksum, and so goes on with these alone."""
+"""Has one checksum for all images, and so resumes with exactly these."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a stream stood.
+    """The saved state of a stream.
 
     Attributes:
-        position: images of the domain that are done with.
-        offset: bytes of the answers that belong to them.
-        checksum: of those bytes.
+        position: how many images are done.
+        offset: how many bytes of the answers belong to them.
+        checksum: CRC-32 of those bytes.
         skipped: images that could not be read so far, each with its reason.
-        stream: what `Stream.state_dict` gave.
-        identity: what has to be the same for a stream to go on.
-        names: checksum of the names of the images that are done with; None in the first format.
-        out: the domain file that this stream is to write, links followed.
+        stream: `Stream.state_dict()`.
+        identity: what must be equal for a stream to resume.
+        names: CRC-32 of the names of the images that are done; None in the first format.
+        out: the resolved path of the domain file that the stream will write.
     """
 
     position: int
@@ -53,7 +53,7 @@ class Saved:
 
 
 def identity_of(model: Perturbed, images: Domain, domain_file: Path | None) -> dict[str, Any]:
-    """Return what of the network and the way to it must be the same for two streams to be one."""
+    """Return what must be equal of network and preprocessing for a stream to resume."""
     return {
         "source network": fingerprint(model),
         "domain file": None if domain_file is None else zlib.crc32(domain_file.read_bytes()),
@@ -63,13 +63,13 @@ def identity_of(model: Perturbed, images: Domain, domain_file: Path | None) -> d
 
 
 class Names:
-    """A checksum of the names of the first images, which moves on with a stream."""
+    """A running checksum of image names."""
 
     def __init__(self, images: Domain) -> None:
         self._images, self._count, self._sum = images, 0, 0
 
     def up_to(self, position: int) -> int:
-        """Return it for so many images; none fewer than the last time."""
+        """Return the checksum of the first `position` names, which may only grow between calls."""
         for place in range(self._count, position):
             name = f"{name_of(self._images, place)}\n"
             self._sum = zlib.crc32(name.encode(errors="surrogateescape"), self._sum)
@@ -78,23 +78,19 @@ class Names:
 
 
 def write_state(path: Path, saved: Saved) -> None:
-    """Write where a stream stands, whole or not at all."""
+    """Write a state, whole or not at all."""
     content = io.BytesIO()
     torch.save({"undrift": FORMAT, **vars(saved)}, content)
     write_bytes(path, content.getvalue())
 
 
-class NoState(Exception):
-    """A file can be read, and no stream wrote it; the message is how that shows."""
-
-
-def read_state(path: Path) -> Saved:
-    """Return where a stream stood, whichever it was; nothing in the file is executed."""
+def read_state(path: Path) -> Saved | str:
+    """Return the state in a file, or the reason why it holds none; nothing in the file is executed."""
     try:
         content = path.read_bytes()
-    except OSError as error:  # it may well be a state: nothing is said of what it holds, and nothing may replace it
+    except OSError as error:  # it may be a state, so nothing may replace it
         raise DataError(
-            f"{path} cannot be read ({error.strerror or error}); needed: where the stream stands. Check its "
+            f"{path} cannot be read ({error.strerror or error}); needed: the stream's state. Check its "
             "permissions and the disk; to start anew, remove it."
         ) from error
     try:
@@ -106,11 +102,11 @@ def read_state(path: Path) -> Saved:
         raise
     except UNREADABLE as error:
         what = (str(error) or "no reason given").splitlines()[0]
-        raise NoState(f"{type(error).__name__}: {what}") from error
+        return f"{type(error).__name__}: {what}"
 
 
 def differences(saved: Saved, identity: Mapping[str, Any], images: Domain, answers: Path) -> list[str]:
-    """Return what is another than it was, in words: nothing, if this is the stream that stood there."""
+    """Return in words what differs between a state and this stream; nothing if the state is this stream's."""
     ours = dict(identity)
     if saved.names is None:
         names = "\n".join(name_of(images, place) for place in range(len(images)))
@@ -137,7 +133,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], of: str = "
 
 
 def _part(value: object, other: object, width: int = 32) -> str:
-    """Return how a value prints: all of it, or the part in which it differs from another."""
+    """Return a value as text: all of it, or the part that differs from another."""
     text, against = str(value), str(other)
     if len(text) <= width:
         return text
@@ -147,7 +143,7 @@ def _part(value: object, other: object, width: int = 32) -> str:
 
 
 def _other_images(saved: Saved, images: Domain, answers: Path) -> str:
-    """Return from which image on the names are others; the answers know them all, but for those that were skipped."""
+    """Return from which image on the names differ, by comparing them with the answers."""
     places = range(min(saved.position, len(images)))
     names = [name for name in (name_of(images, place) for place in places) if name not in saved.skipped]
     try:
@@ -158,7 +154,7 @@ def _other_images(saved: Saved, images: Domain, answers: Path) -> str:
                     number = next(place for place in places if name_of(images, place) == here) + 1
                     return f"other names from image {number:,} on, {there} there, {here} here"
     except (OSError, csv.Error):
-        pass  # without the answers it cannot be said from where on
+        pass  # without the answers, the place is unknown
     if len(images) < saved.position:
-        return f"{saved.position:,} images were done with there, {len(images):,} are here"
+        return f"{saved.position:,} images were done there, {len(images):,} are here"
     return "other names of images"

@@ -1,8 +1,8 @@
-"""Advice for callers from Python, said as it is done on the shell."""
+"""Translate advice for Python callers into advice for the command line."""
 
 ON_THE_SHELL = {
-    "`help(undrift.Options)`": "`--help`",
-    "`help(undrift_bench.train.TrainOptions)`": "`--help`",
+    "`help(undrift.Options)`": "`--help-all`",
+    "`help(undrift_bench.train.TrainOptions)`": "`--help-all`",
     "export(model, path, images=…)": "`undrift export … --images FOLDER`",
     "`skipped` names them all.": "With --json they are all named, as `skipped`.",
     "samples=0 asks": "--samples 0 asks",
@@ -25,15 +25,15 @@ ON_THE_SHELL = {
     "Use device='auto'": "Use --device auto",
     "Set `resize`, or leave `crop` out.": "Set --resize, or --crop none.",
 }
-"""What messages of the library say, and what stands in its place; a test looks whether they still say it."""
+"""Parts of the library's messages and their replacements; a test checks that the library still says them."""
 
 
 def in_shell(text: str) -> str:
-    """Return a message of the library with its advice for the shell.
+    """Return a message of the library with advice for the command line.
 
     Examples:
         >>> in_shell("beta=2 is above 1. `help(undrift.Options)` lists every option.")
-        'beta=2 is above 1. `--help` lists every option.'
+        'beta=2 is above 1. `--help-all` lists every option.'
     """
     for python, shell in ON_THE_SHELL.items():
         text = text.replace(python, shell)
