@@ -12,9 +12,9 @@ from undrift.answer.average import average, average_finite, no_answer
 from undrift.answer.draws import limit_of
 from undrift.answer.fast_mode import FewDraws, few_draws, joined, one_pass_is_enough
 from undrift.answer.forward import batches_of, finite_images, unwrapped
+from undrift.answer.predict_session import PredictSession
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
-from undrift.answer.turns import Turns
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed, number_above
@@ -74,14 +74,14 @@ def predict(
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
     if samples == 0 and isinstance(model, Perturbed):
         warn_of_mean(model)
-    turns = Turns(model, generator_or_seed(generator), samples)
+    session = PredictSession(model, generator_or_seed(generator), samples)
     if mode == "fast" and isinstance(model, Perturbed) and samples > 2:
         fold_limit = limit_of(model, fold_limit)
         if samples > 3 or fold_limit != 0:
             few = partial(_average_few, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
-            return joined(list(turns.each(batches_of(images, batch_size), images, few)), samples)
+            return joined(list(session.each(batches_of(images, batch_size), images, few)), samples)
     full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
-    return Prediction.cat(turns.each(batches_of(images, batch_size), images, full))
+    return Prediction.cat(session.each(batches_of(images, batch_size), images, full))
 
 
 def _average_few(

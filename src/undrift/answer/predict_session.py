@@ -15,7 +15,7 @@ from undrift.posterior.state import keeping_noise, keeping_step
 T = TypeVar("T")
 
 
-class Turns:
+class PredictSession:
     """Gives a call the network in eval mode, with its own noise, once per batch.
 
     Between two turns the network is as it was, because the loader's code runs then: it may use the same network, or
