@@ -11,8 +11,9 @@ import undrift
 from support import convnet, images, layers_with_input
 from undrift.kernels.reference import safe_sqrt
 from undrift.options import Options
+from undrift.posterior.energy import input_energy
 from undrift.posterior.layers import kernels, per_weight
-from undrift.posterior.noise import Noise, input_energy
+from undrift.posterior.noise import Noise
 from undrift.posterior.seeds import Key
 
 
@@ -41,16 +42,6 @@ def test_box_filter_is_the_second_convolution(drawn: tuple[nn.Module, Tensor]) -
     torch.testing.assert_close(x_box.grad, x_full.grad, rtol=1e-10, atol=1e-10)
     by_kernel = kernels(layer, full.log_var.grad).sum(1)
     torch.testing.assert_close(shared.log_var.grad, by_kernel, rtol=1e-10, atol=1e-10)
-
-
-@settings(max_examples=60)
-@given(drawn=layers_with_input())
-def test_std_squares_to_the_variance(drawn: tuple[nn.Module, Tensor]) -> None:
-    layer, x = drawn
-    for sharing in ("kernel", "weight"):
-        noise = noise_of(layer, sharing)
-        shape = layer(x).shape
-        torch.testing.assert_close(noise.std(layer, x, shape).square(), noise.variance(layer, x, shape))
 
 
 LAYERS = {

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift._errors import OptionError
-from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.rerun import Rerun
+from undrift.system.private import BatchNorm
 
 # Most rows of a pass. A small batch leaves an accelerator idle, and ten draws of it take hardly longer than one; a CPU
 # is busy with a few rows already (WRN-40-2, two cores: no gain that chance would not explain at batch 8).
@@ -28,7 +29,7 @@ def foldable(model: Perturbed) -> bool:
     They are not where one Δw serves the whole pass (drawn weights, attention, subclassed layers), nor where a batch
     norm computes statistics of the pass: they would be pooled over draws.
     """
-    pooled = any(norm.statistics in _OF_THE_PASS and isinstance(norm.layer, _BatchNorm) for norm in model.norms)
+    pooled = any(norm.statistics in _OF_THE_PASS and isinstance(norm.layer, BatchNorm) for norm in model.norms)
     return not pooled and not any(getattr(hook, "__func__", None) in _DRAWN for _, hook in model._after)
 
 

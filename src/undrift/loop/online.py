@@ -22,6 +22,7 @@ from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import fill_likelihood, filled_in, likelihood_state, moving_by, restore, snapshot
 from undrift.system.interrupts import uninterrupted
+from undrift.system.private import exp_all
 
 NOTHING_ASKED = "nothing asked of it"
 
@@ -144,7 +145,7 @@ class Online:
             return False
         with torch.no_grad():
             # A log-variance of −inf is a variance of 0, and sound; one of 100 is an infinite variance.
-            size = get_total_norm([*values, *(torch._foreach_exp(log_vars) if log_vars else ())])
+            size = get_total_norm([*values, *(exp_all(log_vars) if log_vars else ())])
             numbers = [size + kl_term(self.model, size=self.seen).to(size)]
         if self.guard is not None:
             # Asked of an unsound network too: what it remembers then is forgotten below.

@@ -13,7 +13,6 @@ from undrift.options import Options
 from undrift.posterior import norm, table
 from undrift.posterior.attached import Attached, Hook, Hooks, root_of
 from undrift.posterior.input_copies import Inputs, copies
-from undrift.posterior.log_var_row import Rows
 from undrift.posterior.noise import Noise
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
@@ -74,7 +73,6 @@ class Perturbed(nn.Module):
 
     def attach(self) -> None:
         """Put everything on the network: hooks, copies and flags; called once, by `perturb`."""
-        self.key.rows = Rows(self.noise)
         self._after.append((root_of(self.net), self.key.end))
         try:
             with uninterrupted():
@@ -101,7 +99,6 @@ class Perturbed(nn.Module):
             # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
             for policy in self.norms:
                 policy.settle()
-            self.key.ready = None
             raise
 
     @contextmanager

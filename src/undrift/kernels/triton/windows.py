@@ -1,12 +1,9 @@
-"""The calls of `kernels_layer`, for layers of one group: all that follows from a layer's shapes, worked out once."""
+"""Launches of `kernels_layer`, for layers of one group: the box filter inside the kernel that reads its result."""
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from undrift.kernels.triton import launch, tiles
-from undrift.kernels.triton.calls import Call, in_turn
+from undrift.kernels.triton.launch import Launch
 from undrift.kernels.triton.tiles import Cut, Shape, Tile, cdiv, power
 
 MOST = 9  # numbers that a kernel adds up for each position: 3×3. A larger box filter is quicker as a kernel of its own
@@ -55,12 +52,7 @@ class Windows(NamedTuple):
         return dict(zip(("KH", "KW", "SH", "SW", "PH", "PW"), numbers, strict=True))
 
 
-def windows_of(x: Tensor, y: Tensor, pool: tuple[tuple[int, ...], ...]) -> Windows:
-    """Return a layer's box filter."""
-    return Windows(pool, *x.shape[2:], *y.shape[2:]) if pool else Windows((), 1, 1, 1, 1)
-
-
-def adding(shape: Shape, windows: Windows, first: int, device: int) -> Call | None:
+def windowed(shape: Shape, windows: Windows, first: int, device: int) -> Launch | None:
     """Return what filters the energy and adds noise: y, energy, log_var, key, out, plane. None: that is not one."""
     from undrift.kernels.triton import kernels_layer
 
@@ -76,11 +68,10 @@ def adding(shape: Shape, windows: Windows, first: int, device: int) -> Call | No
     constants = {
         "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, **PLANE, **windows.constants
     }  # fmt: skip
-    kernel, warps = kernels_layer.add_noise_windowed_kernel, WINDOWED.warps
-    return Call(kernel, cut.programs, numbers, constants, device, (4, 5), warps)
+    return Launch(kernels_layer.add_noise_windowed_kernel, cut.programs, numbers, constants, WINDOWED.warps)
 
 
-def joining(given: Shape, shape: Shape, extra: float, first: int, device: int) -> Call | None:
+def pointwise(given: Shape, shape: Shape, extra: float, first: int, device: int) -> Launch | None:
     """Return what sums over an input's channels and adds noise: x, y, log_var, key, out, plane. None: that is not one.
 
     Args:
@@ -106,76 +97,51 @@ def joining(given: Shape, shape: Shape, extra: float, first: int, device: int) -
     }  # fmt: skip
     numbers = (extra, first, shape.positions, shape.per_image, half, given.channels)
     programs = (cdiv(shape.positions, block * blocks), 1)
-    kernel = kernels_layer.add_noise_vectors_kernel
-    return Call(kernel, programs, numbers, constants, device, (4, 5), VECTORS.warps)
+    return Launch(kernels_layer.add_noise_vectors_kernel, programs, numbers, constants, VECTORS.warps)
 
 
-class Pulls:
-    """The gradients of a layer's input and log-variances, for tensors of one shape, dtype and memory order.
+class Pulls(NamedTuple):
+    """Launches for the gradients of a layer's input and log-variances.
 
-    Args:
-        given: the input.
-        shape: the output.
-        one: a number in float32, where both are.
+    Attributes:
+        sums: grad, plane, log_var, key, scratch.
+        both: x, scratch, grad_x, grad_log_var.
+        log_var: scratch, grad_log_var; where x wants no gradient.
+        scratch: how many float32 numbers that has.
     """
 
-    __slots__ = ("added", "both", "log_var", "scratch", "sums")
+    sums: Launch
+    both: Launch
+    log_var: Launch
+    scratch: int
 
-    def __init__(self, given: Shape, shape: Shape, windows: Windows, first: int, device: int, one: Tensor) -> None:
-        from undrift.kernels.triton import kernels_halves, kernels_layer
 
-        gpus, half = tiles.processors(device), shape.channels // 2
-        cut = tiles.pair_tile(shape, half, gpus, launch.SUMMING)
-        constants = {
-            "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "RUNS": 1, "SLOPED": True
-        }  # fmt: skip
-        numbers = (first, shape.positions, shape.per_image, half)
-        kernel, warps = kernels_halves.noise_gradients_kernel, launch.SUMMING.warps
-        self.sums = Call(kernel, cut.programs, numbers, constants, device, (4,), warps)
-        parts, blocks = cut.programs
-        self.scratch = one.expand(blocks * shape.positions + parts * shape.channels)
-        rows = (shape.positions, shape.channels, blocks, parts)
-        groups = cdiv(shape.channels, PARTS["COLUMNS"])
-        self.log_var = Call(kernels_layer.finish_log_var_kernel, (groups, 1), rows, PARTS, device, (1,))
-        cut = input_tile(given, gpus)
-        constants = {
-            "OWN": False, **PARTS, "BLOCKS": power(blocks), "SPLIT": cut.programs[1],
-            "LAST": given.last, "WIDE": given.wide, "BP": cut.positions, "WIDTH": cut.width, **windows.constants,
-        }  # fmt: skip
-        sizes = (given.positions, given.per_image, given.channels, windows.columns, windows.out_rows, windows.across)
-        programs = groups + cut.programs[0] * cut.programs[1]
-        self.both, self.added = (
-            Call(
-                kernels_layer.finish_layer_kernel, (programs, 1), (*rows, groups, *sizes),
-                constants | {"OWN": own}, device, (3, 4),
-            )
-            for own in (False, True)
-        )  # fmt: skip
+def pulls_of(given: Shape, shape: Shape, windows: Windows, first: int, device: int) -> Pulls | None:
+    """Return the launches for an input's gradient, None where more kernels are quicker."""
+    from undrift.kernels.triton import kernels_halves, kernels_layer
 
-    def of(
-        self,
-        grad: Tensor,
-        x: Tensor | None,
-        plane: Tensor,
-        log_var: Tensor,
-        key: Tensor,
-        own: Tensor | None,
-        grad_log_var: Tensor,
-    ) -> Tensor | None:
-        """Return the gradient of x, where it is given, and write log_var's; x's `own` is added, and may be lost."""
-        scratch = torch.empty_like(self.scratch)
-        first = (grad, plane, log_var, key, scratch)
-        if x is None:
-            in_turn(self.sums, first, self.log_var, (scratch, grad_log_var))
-            return None
-        if own is None:
-            grad_x = torch.empty_like(x)
-            in_turn(self.sums, first, self.both, (x, scratch, x, grad_x, grad_log_var))
-            return grad_x
-        # In place, once the kernel need not be tried again with what it has read.
-        grad_x = own if self.added.tried and own.dtype == x.dtype else torch.empty_like(x)
-        in_turn(self.sums, first, self.added, (x, scratch, own, grad_x, grad_log_var))
-        return grad_x
+    gpus, half = tiles.processors(device), shape.channels // 2
+    if not pays(given, shape, windows.holding, gpus):
+        return None
+    cut = tiles.pair_tile(shape, half, gpus, launch.SUMMING)
+    constants = {
+        "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "RUNS": 1, "SLOPED": True
+    }  # fmt: skip
+    numbers = (first, shape.positions, shape.per_image, half)
+    sums = Launch(kernels_halves.noise_gradients_kernel, cut.programs, numbers, constants, launch.SUMMING.warps)
+    parts, blocks = cut.programs
+    rows = (shape.positions, shape.channels, blocks, parts)
+    groups = cdiv(shape.channels, PARTS["COLUMNS"])
+    log_var = Launch(kernels_layer.finish_log_var_kernel, (groups, 1), rows, PARTS)
+    cut = input_tile(given, gpus)
+    constants = {
+        **PARTS, "BLOCKS": power(blocks), "SPLIT": cut.programs[1],
+        "LAST": given.last, "WIDE": given.wide, "BP": cut.positions, "WIDTH": cut.width, **windows.constants,
+    }  # fmt: skip
+    sizes = (given.positions, given.per_image, given.channels, windows.columns, windows.out_rows, windows.across)
+    programs = groups + cut.programs[0] * cut.programs[1]
+    both = Launch(kernels_layer.finish_layer_kernel, (programs, 1), (*rows, groups, *sizes), constants)
+    return Pulls(sums, both, log_var, blocks * shape.positions + parts * shape.channels)
 
 
 def input_tile(given: Shape, gpus: int) -> Tile:
@@ -192,16 +158,3 @@ def pays(given: Shape, shape: Shape, holding: int, gpus: int) -> bool:
     read = given.positions * holding * blocks * cut.programs[1]
     few = read <= max(2 * given.positions * given.channels, READ)
     return holding <= MOST and few and cut.positions * power(blocks) <= HELD
-
-
-def pulls_of(x: Tensor, y: Tensor, last: bool, windows: Windows, first: int) -> Pulls | None:
-    """Return the plan for a layer's gradients, None where more kernels are quicker."""
-    given, shape, device = tiles.shape_of(x, last), tiles.shape_of(y, last), y.get_device()
-    if not pays(given, shape, windows.holding, tiles.processors(device)):
-        return None
-    return Pulls(given, shape, windows, first, device, y.new_empty(1, dtype=torch.float32))
-
-
-def fits(y: Tensor, groups: int, last: bool) -> bool:
-    """Return whether these kernels serve such an output."""
-    return launch.halves(tiles.shape_of(y, last), groups)
