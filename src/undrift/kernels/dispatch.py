@@ -41,9 +41,9 @@ def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor
     """
     path = choose(x)
     how = _implementation(path)
-    if path == "traced" and last and not whole and how.in_parts(x):
-        return how.square_parts(x)  # type: ignore[no-any-return]
-    return how.square_sum(x, groups, last)  # type: ignore[no-any-return]
+    in_parts = path == "traced" and last and not whole and how.in_parts(x)
+    total: Tensor = how.square_parts(x) if in_parts else how.square_sum(x, groups, last)
+    return total
 
 
 def add_noise(
@@ -65,7 +65,8 @@ def add_noise(
     """
     path = choose(y, plane, log_var)
     hints = (handle, by_rows) if path == "traced" else ()
-    return _implementation(path).add_noise(y, plane, log_var, key, first_row, groups, last, *hints)  # type: ignore[no-any-return]
+    out: Tensor = _implementation(path).add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
+    return out
 
 
 def add_layer_noise(

@@ -56,7 +56,7 @@ def shared(model: Perturbed) -> Tensor | None:
     """
     if not torch.compiler.is_compiling() or model.options.estimator != "local" or not model.key.noisy:
         return None  # nobody would ask for a handle
-    own = [noise.log_var for noise in model.noises()]
+    own: list[Tensor] = [noise.log_var for noise in model.noises()]
     if len({(v.device, v.dtype, v.requires_grad, v.ndim) for v in own}) != 1 or own[0].ndim != 1:
         return None
     groups, last = zip(*[_arrangement(layer) for _, layer, _ in model.weights], strict=True)

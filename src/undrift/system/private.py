@@ -85,8 +85,7 @@ def is_fake(tensor: Tensor) -> bool:
 
 def hidden_from_compiler(function: F) -> F:
     """Return a function that the compiler does not look into; torch.compiler.disable imports all of it at once."""
-    hidden: F = _disable_dynamo(function)
-    return hidden
+    return _disable_dynamo(function)  # type: ignore[return-value]
 
 
 _watcher: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)

@@ -106,7 +106,10 @@ class _LayerNoise(Function):
 
 
 def _filtered(energy: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:
-    return F.avg_pool2d(energy, *pool, divisor_override=1) if pool else energy
+    if not pool:
+        return energy
+    window, stride, padding = pool
+    return F.avg_pool2d(energy, window, stride, padding, divisor_override=1)
 
 
 def _spread_back(grad: Tensor, energy: tuple[int, ...], pool: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -115,7 +118,8 @@ def _spread_back(grad: Tensor, energy: tuple[int, ...], pool: tuple[tuple[int, .
         return grad
     like = grad.new_empty(1).expand(energy)  # only its sizes are looked at
     # Sizes are rounded down, padding counts, the sum is divided by 1.
-    return torch.ops.aten.avg_pool2d_backward(grad, like, *pool, False, True, 1)  # type: ignore[no-any-return]
+    back: Tensor = torch.ops.aten.avg_pool2d_backward(grad, like, *pool, False, True, 1)
+    return back
 
 
 class _ForwardPlan(NamedTuple):
