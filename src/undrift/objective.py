@@ -35,7 +35,7 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
 
 def _kl(model: Perturbed, reduction: str, row: Tensor | None = None) -> Tensor:
     noises = model.noises()
-    parts = [gaussian_kl(*alike) for alike in joined(noises, row)]
+    parts = [gaussian_kl(*alike) for alike in joined(model, row)]
     parts += [(shift.square() / (2 * prior_var)).sum() for shift, prior_var in mean_shifts(model)]
     place = model.key.step  # devices may differ; the sum is taken where the noise's counter is
     total = place.new_zeros((), dtype=torch.float32) if not parts else parts[0].to(place.device)

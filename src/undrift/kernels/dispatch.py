@@ -157,8 +157,11 @@ def choose(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Path:
     if torch.compiler.is_compiling():
         return "operator" if forced == "operator" else _compiled(large, dtypes)
     # FakeTensor, tracers: they must see one operator, not what it does to memory.
-    if forced == "operator" or any(type(t) not in _PLAIN_TYPES for t in tensors) or under_dispatch_mode():
+    if forced == "operator" or under_dispatch_mode():
         return "operator"
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES:
+            return "operator"
     if _on_kernels(large):
         return on_cuda(large, dtypes)
     return "cpu" if in_pieces(*tensors) else "plain"

@@ -1,6 +1,6 @@
 """All log-variances of a network as one row, for the KL: a network has a hundred, and each operation is a launch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from undrift.kernels import share
 from undrift.posterior.layers import channels, is_standard, per_weight
 from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.prior import prior_row
 
 
 class Joined(NamedTuple):
@@ -20,22 +21,21 @@ class Joined(NamedTuple):
     half_weights: Tensor
 
 
-def joined(noises: Sequence[Noise], row: Tensor | None = None) -> list[Joined]:
+def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
     """Return a row for each device and dtype; `row` holds all log-variances, where a graph has made one."""
+    noises = model.noises()
     if row is not None:
-        return [Joined(row, *_priors(noises))]
+        return [Joined(row, *prior_row(noises))]
     places: dict[object, tuple[list[Noise], list[Tensor]]] = {}
     for noise in noises:
         log_var = noise.log_var
         there, log_vars = places.setdefault((log_var.device, log_var.dtype), ([], []))
         there.append(noise)
         log_vars.append(log_var if log_var.ndim == 1 else log_var.flatten())
-    return [Joined(torch.cat(log_vars), *_priors(there)) for there, log_vars in places.values()]
-
-
-def _priors(noises: Sequence[Noise]) -> tuple[Tensor, Tensor]:
-    log_prior = torch.cat([n.prior_var.expand_as(n.log_var).flatten() for n in noises]).log()
-    return log_prior, 0.5 * torch.cat([n.share.expand(n.log_var.numel()) for n in noises])
+    prior = model.prior
+    if len(places) == 1 and prior is not None and (prior.log_prior.device, prior.log_prior.dtype) in places:
+        return [Joined(torch.cat(log_vars), prior.log_prior, prior.half_weights)]
+    return [Joined(torch.cat(log_vars), *prior_row(there)) for there, log_vars in places.values()]
 
 
 def mean_shifts(model: Perturbed) -> Iterator[tuple[Tensor, Tensor]]:

@@ -235,9 +235,9 @@ def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:
     if isinstance(layer, nn.Linear):
         return ()
     assert isinstance(layer, ConvNd)
-    window, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    if isinstance(layer, ConvTransposeNd) or layer.padding_mode != "zeros" or isinstance(padding, str):
+    if isinstance(layer, ConvTransposeNd) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
+    window, stride, padding = layer.kernel_size, layer.stride, layer.padding
     if len(window) != 2 or max(layer.dilation) > 1 or any(2 * p > k for p, k in zip(padding, window, strict=True)):
         return None
     return () if max(window) == 1 and max(stride) == 1 else (window, stride, padding)

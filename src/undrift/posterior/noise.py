@@ -77,8 +77,7 @@ class Noise(nn.Module):
         if torch.compiler.is_compiling():
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
-        with without_autocast(x.device):
-            out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
+        out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
         return out if batched else out.squeeze(0)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -123,23 +122,26 @@ class Noise(nn.Module):
     def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
         """Return y + σ·ε for a batch; σ² is `variance`, which is not written out where kernels share one."""
         if self.sharing == "weight":
-            std = safe_sqrt(self.variance(layer, x, y.shape))
-            noise = std * normal(key, y.shape, first_row).to(std.dtype)
-            # Noise in float32, cast last: autocast must not turn its outputs into float32.
-            return y + noise.to(y.dtype)
+            with without_autocast(x.device):
+                std = safe_sqrt(self.variance(layer, x, y.shape))
+                noise = std * normal(key, y.shape, first_row).to(std.dtype)
+                # Noise in float32, cast last: autocast must not turn its outputs into float32.
+                return y + noise.to(y.dtype)
         last, groups = layers.channels(layer)
-        x = centred(layer, x) if self.energy == "centred" else x
+        if self.energy == "centred":
+            x = centred(layer, x)
         pool = layers.pool(layer)
         if pool is not None:
             extra = self._constant(x, groups, last)
             out = add_layer_noise(x, y, self.log_var, key, first_row, groups, last, pool, extra)
             if out is not None:
                 return out
-        plane = self._plane(layer, x, y.shape, whole=False)
-        handle = None if self.key.handles is None else self.key.handles[self.number]
         # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
         by_rows = last and y.shape[-1] > x.shape[-1]
-        return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)
+        handle = None if self.key.handles is None else self.key.handles[self.number]
+        with without_autocast(x.device):
+            plane = self._plane(layer, x, y.shape, whole=False)
+            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)
 
     def variance(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Return the variance of each output: σ² of the kernel × energy in its window, or the full second map."""

@@ -14,6 +14,7 @@ from undrift.posterior import norm, table
 from undrift.posterior.attached import Attached, Hook, Hooks, root_of
 from undrift.posterior.input_copies import Inputs, copies
 from undrift.posterior.noise import Noise
+from undrift.posterior.prior import PriorRow
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
 from undrift.posterior.swap import Trained
@@ -32,6 +33,7 @@ class Perturbed(nn.Module):
         options: every choice that was made.
         noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
         norms: the policy of each norm layer.
+        prior: all noises' priors as one row, for the KL.
         trained: the modules whose own weights are trained; the paper trains none.
         preprocess: what happens to an image before the network sees it, where it is known.
         classes: the names of the classes, in the order of the outputs, where they are known.
@@ -39,6 +41,7 @@ class Perturbed(nn.Module):
 
     preprocess: "Preprocess | None" = None
     classes: tuple[str, ...] | None = None
+    prior: PriorRow | None
 
     def __init__(
         self, net: nn.Module, options: Options, choices: list[Choice], generator: torch.Generator | None
@@ -50,6 +53,7 @@ class Perturbed(nn.Module):
         self.key = Key(first.device, generator)
         self.noise = nn.ModuleDict()
         self.choices = choices
+        self.prior = None
         self.norms: list[norm.Norm] = []
         self.trained: list[Trained] = []
         self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
@@ -73,6 +77,9 @@ class Perturbed(nn.Module):
 
     def attach(self) -> None:
         """Put everything on the network: hooks, copies and flags; called once, by `perturb`."""
+        noises = self.noises()
+        if len({noise.log_var.device for noise in noises}) == 1:
+            self.prior = PriorRow(noises)
         self._after.append((root_of(self.net), self.key.end))
         try:
             with uninterrupted():

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from undrift._errors import UndriftError
 from undrift.system.private import (
+    graph_task,
     in_backward,
-    may_be_checkpointed,
     next_node_number,
     running_node_number,
+    saving_hooks,
     under_dispatch_mode,
     without_dispatch_modes,
 )
@@ -44,7 +45,7 @@ class Replay:
 
     def once(self, make: Callable[[], T], who: int | None = None) -> T:
         """Return make(), or what it gave when this part of the network first ran; `who` asks."""
-        if self._runs_once():
+        if self.runs_once():
             return make()
         ticket = _ticket()
         if torch.is_grad_enabled() and in_backward():
@@ -54,7 +55,7 @@ class Replay:
         table[ticket, who] = value
         return value
 
-    def _runs_once(self) -> bool:
+    def runs_once(self) -> bool:
         """Return whether what is asked for here is a first run, and cannot be asked for again.
 
         A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
@@ -63,7 +64,7 @@ class Replay:
         """
         if not torch.is_grad_enabled():
             return not self.recording
-        return not in_backward() and not may_be_checkpointed()
+        return graph_task() == -1 and saving_hooks(True) is None
 
     def _table(self) -> dict[Ticket, Any]:
         table = self.forwards[next_node_number()] = {}

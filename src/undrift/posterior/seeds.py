@@ -18,7 +18,7 @@ from undrift import kernels
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.keys import key_of_use
 from undrift.posterior.replay import Replay
-from undrift.system.private import compiler_watches, hidden_from_compiler, in_backward, in_function_transform
+from undrift.system.private import frame_watcher, hidden_from_compiler, in_backward, in_function_transform
 
 T = TypeVar("T")
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
@@ -161,6 +161,9 @@ class Key(nn.Module):
 
         None where noise is off.
         """
+        watched = self.waiting or torch.compiler.is_compiling() or frame_watcher() is not None
+        if not watched and self.replay.runs_once():  # as `once` finds out in more calls; a layer has little time
+            return self._next(number) if self.noisy else None
         return self.once(lambda: self._next(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:
@@ -172,7 +175,7 @@ class Key(nn.Module):
 
         `number` is that of the weight that asks, so that one which never asks can be named.
         """
-        if not torch.compiler.is_compiling() and not compiler_watches():  # hiding from the compiler takes its time
+        if not torch.compiler.is_compiling() and frame_watcher() is None:  # hiding from the compiler takes its time
             return self._replayed(make, number)
         # Inside one graph the recomputed part reads the same tensors; only there is a ticket not needed.
         return make() if self._in_graph() else self._hidden(make, number)
@@ -190,7 +193,10 @@ class Key(nn.Module):
     def _next(self, number: int) -> Tensor:
         if self._in_graph():
             return self._next_traced(number)
-        key, use = self._now()[2 * number], self.calls.get(number, -1) + 1
+        now = self.current
+        if now is None or self.stale:
+            now = self._now()
+        key, use = now[2 * number], self.calls.get(number, -1) + 1
         self.calls[number] = use
         return key_of_use(key, use)
 

@@ -27,9 +27,13 @@ ConvNd, ConvTransposeNd, BatchNorm, InstanceNorm = _ConvNd, _ConvTransposeNd, _B
 # Autograd: which pass is under way ---------------------------------------------------------------------------------
 
 
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Return the number of the backward pass under way, −1 where there is none. Each layer asks, so it is not wrapped."""
+
+
 def in_backward() -> bool:
     """Return whether autograd is in a backward pass: what runs forward there is a checkpoint's second run."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 def next_node_number() -> int:
@@ -43,17 +47,11 @@ def running_node_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
-_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+saving_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())
+"""Return the hooks that see what autograd saves here, None without: an activation checkpoint has some.
 
-
-def tells_of_saved_hooks() -> bool:
-    """Return whether this PyTorch tells of hooks on saved tensors (2.8 and later)."""
-    return _top_hooks is not None
-
-
-def may_be_checkpointed() -> bool:
-    """Return whether hooks see what autograd saves here, as those of an activation checkpoint do."""
-    return _top_hooks is None or _top_hooks(True) is not None
+Before PyTorch 2.8 nobody tells, so that there may be some always.
+"""
 
 
 # Modes: who watches operators ----------------------------------------------------------------------------------------
@@ -88,12 +86,8 @@ def hidden_from_compiler(function: F) -> F:
     return _disable_dynamo(function)  # type: ignore[return-value]
 
 
-_watcher: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
-
-
-def compiler_watches() -> bool:
-    """Return whether the compiler sees the frames that run now; where PyTorch does not tell, it may."""
-    return _watcher() is not None
+frame_watcher: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
+"""Return what the compiler sees the frames with that run now, None without; where nobody tells, it may see them."""
 
 
 def guard_module_hooks() -> None:

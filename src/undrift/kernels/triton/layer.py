@@ -48,20 +48,22 @@ def fits(x: Tensor, y: Tensor, log_var: Tensor) -> bool:
 def add_noise(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, geometry: Geometry, first_row: int) -> Tensor:
     """Return y with the noise of a layer whose input is x."""
     last = geometry.last
-    given = dense(x, last), dense(y, last), log_var, key, geometry, first_row
+    given = dense(x, last), dense(y, last), log_var, (key, geometry, first_row)
     out: Tensor = _LayerNoise.apply(*given)  # type: ignore[no-untyped-call]
     return out
 
 
+Rest = tuple[Tensor, Geometry, int]  # key, geometry, first row: one argument, as each takes PyTorch its time
+
+
 class _LayerNoise(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, geometry: Geometry, first_row: int
-    ) -> Tensor:
-        given = x.shape, x.is_contiguous()
-        plan = _forward_plan(*given, y.shape, y.is_contiguous(), geometry, first_row, y.get_device())
+    def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, rest: Rest) -> Tensor:
+        key, geometry, first_row = rest
+        given, device = (x.shape, x.is_contiguous()), y.get_device()
+        plan = _forward_plan(given, (y.shape, y.is_contiguous()), geometry, first_row, device)
         out, plane = torch.empty_like(y), torch.empty(plan.plane, device=y.device, dtype=torch.float32)
-        with launch.on_device_of(y):
+        with torch.cuda.device(device):
             if plan.pointwise is not None:
                 plan.pointwise(x, y, log_var, key, out, plane)
             else:
@@ -73,36 +75,40 @@ class _LayerNoise(Function):
                     plane = _filtered(energy + plan.extra if plan.extra else energy, geometry.pool)
                     plan.noises.add(y, plane, log_var, key, out)
         ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
-        ctx.given, ctx.geometry, ctx.first_row = given, geometry, first_row
+        ctx.rest = given, geometry, first_row
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, plane, log_var, key = ctx.saved_tensors
-        if x is None and not ctx.needs_input_grad[2]:
-            return None, grad, None, None, None, None
-        geometry: Geometry = ctx.geometry
-        grad = dense(grad, geometry.last)  # one copy, where there must be one, for us and for the layer
-        plan = _backward_plan(
-            *ctx.given, grad.shape, grad.is_contiguous(), geometry, ctx.first_row, grad.get_device()
-        )  # fmt: skip
-        grad_x = None if x is None else torch.empty_like(x)
-        with launch.on_device_of(grad):
-            if plan.pulls is not None:
-                grad_log_var = torch.empty_like(log_var)
-                scratch = torch.empty(plan.pulls.scratch, device=grad.device, dtype=torch.float32)
-                plan.pulls.sums(grad, plane, log_var, key, scratch)
-                if grad_x is None:
-                    plan.pulls.log_var(scratch, grad_log_var)
-                else:
-                    plan.pulls.both(x, scratch, grad_x, grad_log_var)
+        # With gradients on, a second derivative may be asked for: there is none, and this says so when it is.
+        return _backward_once(ctx, grad) if torch.is_grad_enabled() else _backward(ctx, grad)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    x, plane, log_var, key = ctx.saved_tensors
+    if x is None and not ctx.needs_input_grad[2]:
+        return None, grad, None, None
+    given, geometry, first_row = ctx.rest
+    grad, device = dense(grad, geometry.last), grad.get_device()  # one copy, if any, for us and for the layer
+    plan = _backward_plan(given, (grad.shape, grad.is_contiguous()), geometry, first_row, device)
+    grad_x = None if x is None else torch.empty_like(x)
+    with torch.cuda.device(device):
+        if plan.pulls is not None:
+            grad_log_var = torch.empty_like(log_var)
+            scratch = torch.empty(plan.pulls.scratch, device=grad.device, dtype=torch.float32)
+            plan.pulls.sums(grad, plane, log_var, key, scratch)
+            if grad_x is None:
+                plan.pulls.log_var(scratch, grad_log_var)
             else:
-                grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
-                if grad_x is not None:
-                    grad_energy = _spread_back(grad_plane, plan.energy, geometry.pool)
-                    plan.sums.gradient(x, grad_energy, grad_x)
-        return grad_x, grad, grad_log_var, None, None, None
+                plan.pulls.both(x, scratch, grad_x, grad_log_var)
+        else:
+            grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
+            if grad_x is not None:
+                plan.sums.gradient(x, _spread_back(grad_plane, plan.energy, geometry.pool), grad_x)
+    return grad_x, grad, grad_log_var, None
+
+
+_backward_once = once_differentiable(_backward)
 
 
 def _filtered(energy: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -143,11 +149,12 @@ class _BackwardPlan(NamedTuple):
     energy: tuple[int, ...]
 
 
+Seen = tuple[torch.Size, bool]  # the size of a tensor, and whether it is contiguous
+
+
 @lru_cache(launch.SHAPES)
-def _forward_plan(
-    x: torch.Size, x_contiguous: bool, y: torch.Size, y_contiguous: bool, how: Geometry, first_row: int, device: int
-) -> _ForwardPlan:
-    given, shape, first = _shapes(x, x_contiguous, y, y_contiguous, how, first_row)
+def _forward_plan(of_x: Seen, of_y: Seen, how: Geometry, first_row: int, device: int) -> _ForwardPlan:
+    (x, y), (given, shape, first) = (of_x[0], of_y[0]), _shapes(of_x, of_y, how, first_row)
     grouped = how.groups > 1  # there the kernel adds no constant
     sums = launch.sums_of(given, how.groups, device, 0.0 if grouped else how.extra)
     noises = launch.noises_of(shape, how.groups, first, device)
@@ -161,22 +168,17 @@ def _forward_plan(
 
 
 @lru_cache(launch.SHAPES)
-def _backward_plan(
-    x: torch.Size, x_contiguous: bool, y: torch.Size, y_contiguous: bool, how: Geometry, first_row: int, device: int
-) -> _BackwardPlan:
-    given, shape, first = _shapes(x, x_contiguous, y, y_contiguous, how, first_row)
+def _backward_plan(of_x: Seen, of_y: Seen, how: Geometry, first_row: int, device: int) -> _BackwardPlan:
+    (x, y), (given, shape, first) = (of_x[0], of_y[0]), _shapes(of_x, of_y, how, first_row)
     sums, noises = launch.sums_of(given, how.groups, device), launch.noises_of(shape, how.groups, first, device)
     halved = launch.halves(shape, how.groups)
     pulls = windows.pulls_of(given, shape, _windows(x, y, how), first, device) if halved else None
     return _BackwardPlan(pulls, sums, noises, launch.energy_size(x, how.groups, how.last))
 
 
-def _shapes(
-    x: torch.Size, x_contiguous: bool, y: torch.Size, y_contiguous: bool, how: Geometry, first_row: int
-) -> tuple[tiles.Shape, tiles.Shape, int]:
+def _shapes(x: Seen, y: Seen, how: Geometry, first_row: int) -> tuple[tiles.Shape, tiles.Shape, int]:
     """Return input and output as kernels see them, and the number of the first row of ε."""
-    seen = tiles.seen(x, x_contiguous, how.last), tiles.seen(y, y_contiguous, how.last)
-    return *seen, launch.first_of(y, first_row, how.last)
+    return tiles.seen(*x, how.last), tiles.seen(*y, how.last), launch.first_of(y[0], first_row, how.last)
 
 
 def _windows(x: torch.Size, y: torch.Size, how: Geometry) -> Windows:
