@@ -193,7 +193,7 @@ class Key(nn.Module):
     def _next(self, number: int) -> Tensor:
         if self._in_graph():
             return self._next_traced(number)
-        now = self.current
+        now: Tensor | tuple[Tensor, ...] | None = self.current
         if now is None or self.stale:
             now = self._now()
         key, use = now[2 * number], self.calls.get(number, -1) + 1

@@ -1,22 +1,23 @@
-"""Private names of PyTorch that undrift needs: each in one function, with its reason and what happens without it.
+"""Private names of PyTorch that undrift needs: each once, with its reason and what happens in a PyTorch without it.
 
-Nothing else in the package may use one; `tests/test_private.py` looks. Checked on PyTorch 2.13. Where a name is missing
-(2.6 lacks some), the answer is the careful one: slower, never wrong.
+Nothing else in the package may use one; `tests/test_private.py` looks. Checked on PyTorch 2.13. (Attributes of modules
+and tensors that have had their names since 1.x stand where they are used: `_parameters`, `_buffers`, `_modules`,
+`_forward_hooks`, `_version`.)
 """
 
+import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.module import _global_forward_hooks
-from torch.utils._python_dispatch import _disable_current_modes
+
+from undrift._errors import UndriftError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,11 +25,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 ConvNd, ConvTransposeNd, BatchNorm, InstanceNorm = _ConvNd, _ConvTransposeNd, _BatchNorm, _InstanceNorm
 
 
+def _name(dotted: str, otherwise: Any) -> Any:
+    """Return what has this name in torch, or `otherwise` where there is nothing."""
+    try:
+        return reduce(getattr, dotted.split("."), torch)
+    except AttributeError:
+        return otherwise
+
+
 # Autograd: which pass is under way ---------------------------------------------------------------------------------
 
 
-graph_task: Callable[[], int] = torch._C._current_graph_task_id
+def _unknown_pass() -> int:
+    raise UndriftError(
+        f"PyTorch {torch.__version__} does not say whether a backward pass is under way; needed: a version that does, "
+        "as activation checkpointing would draw other noise in its second run. Install PyTorch 2.13."
+    )
+
+
+graph_task: Callable[[], int] = _name("_C._current_graph_task_id", _unknown_pass)
 """Return the number of the backward pass under way, −1 where there is none. Each layer asks, so it is not wrapped."""
+
+saving_hooks: Callable[[bool], Any] = _name("_C._autograd._top_saved_tensors_default_hooks", lambda _: ())
+"""Return the hooks that see what autograd saves here, None without: an activation checkpoint has some.
+
+Before PyTorch 2.8 nobody tells: there may always be some, and each layer draws a ticket.
+"""
+
+next_node_number: Callable[[], int] = _name("_C._autograd._get_sequence_nr", itertools.count().__next__)
+"""Return the number that autograd gives its next node: it orders forward passes."""
+
+_running_node: Callable[[], Any] = _name("_C._current_autograd_node", lambda: None)
 
 
 def in_backward() -> bool:
@@ -36,58 +63,53 @@ def in_backward() -> bool:
     return graph_task() != -1
 
 
-def next_node_number() -> int:
-    """Return the number that autograd gives its next node: it orders forward passes."""
-    return int(torch._C._autograd._get_sequence_nr())
-
-
 def running_node_number() -> int | None:
-    """Return the number of the node whose gradient is computed now, None outside of a node."""
-    node = torch._C._current_autograd_node()
-    return None if node is None else int(node._sequence_nr())
+    """Return the number of the node whose gradient is computed now; None: not known, and the latest pass is meant."""
+    number = getattr(_running_node(), "_sequence_nr", None)
+    return None if number is None else int(number())
 
 
-saving_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())
-"""Return the hooks that see what autograd saves here, None without: an activation checkpoint has some.
+# Modes: who watches operators --------------------------------------------------------------------------------------
 
-Before PyTorch 2.8 nobody tells, so that there may be some always.
-"""
-
-
-# Modes: who watches operators ----------------------------------------------------------------------------------------
+_interpreters: Callable[[], Any] = _name("_C._functorch.peek_interpreter_stack", lambda: None)
+_dispatch_modes: Callable[[], int] = _name("_C._len_torch_dispatch_stack", lambda: 0)
+_modes_off: Callable[[], Any] = _name("utils._python_dispatch._disable_current_modes", nullcontext)
+_fake: type = _name("_subclasses.fake_tensor.FakeTensor", type(None))
 
 
 def in_function_transform() -> bool:
     """Return whether a transform of torch.func is under way: it can hold no step and no statistics."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _interpreters() is not None
 
 
 def under_dispatch_mode() -> bool:
     """Return whether a dispatch mode (FakeTensorMode, a tracer) sees every operator."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    return _dispatch_modes() > 0
 
 
-def without_dispatch_modes() -> AbstractContextManager[None]:
+def without_dispatch_modes() -> AbstractContextManager[Any]:
     """Return a context in which tensors have values, whatever modes are on."""
-    context: AbstractContextManager[None] = _disable_current_modes()
+    context: AbstractContextManager[Any] = _modes_off()
     return context
 
 
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has a shape and no values."""
-    return isinstance(tensor, FakeTensor)
+    return isinstance(tensor, _fake)
 
 
-# The compiler --------------------------------------------------------------------------------------------------------
+# The compiler ------------------------------------------------------------------------------------------------------
+
+frame_watcher: Callable[[], Any] = _name("_C._dynamo.eval_frame.get_eval_frame_callback", bool)
+"""Return what the compiler sees the frames with that run now, None without; where nobody tells, it may see them."""
+
+_global_hooks: Any = _name("nn.modules.module._global_forward_hooks", (None,))
 
 
 def hidden_from_compiler(function: F) -> F:
     """Return a function that the compiler does not look into; torch.compiler.disable imports all of it at once."""
-    return _disable_dynamo(function)  # type: ignore[return-value]
-
-
-frame_watcher: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
-"""Return what the compiler sees the frames with that run now, None without; where nobody tells, it may see them."""
+    hidden: F = _name("_compile._disable_dynamo", torch.compiler.disable)(function)
+    return hidden
 
 
 def guard_module_hooks() -> None:
@@ -105,7 +127,7 @@ def guard_module_hooks() -> None:
 
 def recomputes_more() -> bool:
     """Return whether the compiler was told to compute more again in the backward pass than it does by itself."""
-    told: Any = torch._functorch.config
+    told: Any = _name("_functorch.config", None)
     return bool(getattr(told, "aggressive_recomputation", False)) or getattr(told, "activation_memory_budget", 1) < 1
 
 
@@ -116,16 +138,17 @@ def exporting() -> bool:
 
 def hooked_globally() -> bool:
     """Return whether hooks on all modules may have changed a layer's output."""
-    return bool(_global_forward_hooks)
+    return bool(_global_hooks)
 
 
-# Others --------------------------------------------------------------------------------------------------------------
+# Others ------------------------------------------------------------------------------------------------------------
 
 
 def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy tensors of one dtype to others in one launch."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(list(to), list(values))
+    together = _name("_foreach_copy_", None)
+    if together is not None:
+        together(list(to), list(values))
     else:
         for mine, value in zip(to, values, strict=True):
             mine.copy_(value)
@@ -133,11 +156,10 @@ def copy_all(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 def exp_all(values: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the exponential of each tensor, in one launch."""
-    return torch._foreach_exp(list(values)) if hasattr(torch, "_foreach_exp") else [v.exp() for v in values]
+    together: Callable[[list[Tensor]], Sequence[Tensor]] | None = _name("_foreach_exp", None)
+    return together(list(values)) if together is not None else [v.exp() for v in values]
 
 
 def forget_workers(loader_iterator: object) -> None:
     """Tell PyTorch that a loader's workers may end: else their end is an error in whatever runs then."""
-    remove = getattr(torch._C, "_remove_worker_pids", None)
-    if remove is not None:
-        remove(id(loader_iterator))
+    _name("_C._remove_worker_pids", lambda _: None)(id(loader_iterator))
