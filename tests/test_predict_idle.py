@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import undrift
 from support import convnet, images
 from undrift.answer import draws, fast_mode
-from undrift.posterior.seeds import keys_of
+from undrift.kernels.keys import keys_of
 
 
 class Timed(nn.Module):

@@ -87,7 +87,7 @@ def noisy(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> tuple[Tensor, Tensor]:
     """Return y + σ·√plane·ε and, to keep for the backward pass, √plane·ε; in y's memory order, where it is `dense`."""
-    y = dense(y, last)
+    y = y if y.is_contiguous() else dense(y, last)
     kept = noise(y, plane, key, first_row, groups, last)
     sigma = by_channel(_sigma(log_var, plane), y.shape, last)
     # Added in float32 or better, rounded once.

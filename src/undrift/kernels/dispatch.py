@@ -17,7 +17,7 @@ from undrift._errors import OptionError, UndriftWarning
 from undrift.kernels import cpu, reference
 from undrift.kernels.keys import keys_of
 from undrift.kernels.triton.trial import ABSENT, INSTALLED, INTERPRETED, refusal
-from undrift.system.private import exporting, under_dispatch_mode
+from undrift.system.private import dispatch_modes, exporting
 
 Path = Literal["plain", "operator", "traced", "cpu", "triton"]
 ENVIRONMENT = "UNDRIFT_NOISE"
@@ -157,7 +157,7 @@ def choose(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Path:
     if torch.compiler.is_compiling():
         return "operator" if forced == "operator" else _compiled(large, dtypes)
     # FakeTensor, tracers: they must see one operator, not what it does to memory.
-    if forced == "operator" or under_dispatch_mode():
+    if forced == "operator" or dispatch_modes():
         return "operator"
     for tensor in tensors:
         if type(tensor) not in _PLAIN_TYPES:

@@ -31,10 +31,6 @@ def keys_of(seed: Tensor, step: Tensor, count: int) -> Tensor:
 
 
 def key_of_use(key: Tensor, use: int) -> Tensor:
-    """Return the key for the use-th time that a step uses a weight; `key` is the first's."""
-    return key + wrap(use * GOLDEN) if use else key
-
-
-def wrap(number: int) -> int:
-    """Return the number as a signed 64-bit integer: Python's do not wrap by themselves."""
-    return (number + 2**63) % 2**64 - 2**63
+    """Return the key for the use-th time that a step uses a weight; `key` is that of use 0."""
+    # As a signed 64-bit integer: Python's do not wrap by themselves.
+    return key + ((use * GOLDEN + 2**63) % 2**64 - 2**63)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from undrift._errors import UndriftError
 from undrift.system.private import (
+    dispatch_modes,
     graph_task,
     in_backward,
     next_node_number,
     running_node_number,
     saving_hooks,
-    under_dispatch_mode,
     without_dispatch_modes,
 )
 
@@ -98,7 +98,7 @@ _own = threading.local()
 
 def _ticket() -> int:
     """Return a number from torch's global generator, in the CPU's memory whatever the default device is."""
-    if not under_dispatch_mode():
+    if not dispatch_modes():
         return _drawn()
     with without_dispatch_modes():  # a number for Python: a fake one has no value, and a recording has no use for it
         return _drawn()

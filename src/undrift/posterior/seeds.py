@@ -198,7 +198,7 @@ class Key(nn.Module):
             now = self._now()
         key, use = now[2 * number], self.calls.get(number, -1) + 1
         self.calls[number] = use
-        return key_of_use(key, use)
+        return key_of_use(key, use) if use else key
 
     def _next_traced(self, number: int) -> Tensor:
         # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. A count is

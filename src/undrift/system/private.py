@@ -71,8 +71,10 @@ def running_node_number() -> int | None:
 
 # Modes: who watches operators --------------------------------------------------------------------------------------
 
+dispatch_modes: Callable[[], int] = _name("_C._len_torch_dispatch_stack", lambda: 0)
+"""Return how many dispatch modes (FakeTensorMode, a tracer) see every operator. Each layer asks."""
+
 _interpreters: Callable[[], Any] = _name("_C._functorch.peek_interpreter_stack", lambda: None)
-_dispatch_modes: Callable[[], int] = _name("_C._len_torch_dispatch_stack", lambda: 0)
 _modes_off: Callable[[], Any] = _name("utils._python_dispatch._disable_current_modes", nullcontext)
 _fake: type = _name("_subclasses.fake_tensor.FakeTensor", type(None))
 
@@ -80,11 +82,6 @@ _fake: type = _name("_subclasses.fake_tensor.FakeTensor", type(None))
 def in_function_transform() -> bool:
     """Return whether a transform of torch.func is under way: it can hold no step and no statistics."""
     return _interpreters() is not None
-
-
-def under_dispatch_mode() -> bool:
-    """Return whether a dispatch mode (FakeTensorMode, a tracer) sees every operator."""
-    return _dispatch_modes() > 0
 
 
 def without_dispatch_modes() -> AbstractContextManager[Any]:
