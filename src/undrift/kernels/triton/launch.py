@@ -1,8 +1,8 @@
 """Launch Triton's kernels on tensors. What follows from shapes alone is worked out once for each shape."""
 
 import math
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ SUMMING = Cut(pairs=512, warps=1, fit={128: 16, 64: 16, 32: 16, 8: 12})
 SHAPES = 4096  # that are remembered
 
 
-class Launch(NamedTuple):
-    """A kernel with all but its tensors settled; called with them, on their GPU, in the kernel's order.
+class Launch:
+    """A kernel with all but its tensors settled; called with them, in the kernel's order.
 
-    Attributes:
+    Args:
         kernel: a function of Triton.
         grid: programs along two axes.
         numbers: the arguments after the tensors, in order.
@@ -33,15 +33,15 @@ class Launch(NamedTuple):
         warps: of a program.
     """
 
-    kernel: Any
-    grid: tuple[int, int]
-    numbers: tuple[float, ...]
-    constants: dict[str, Any]
-    warps: int = 4
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int], numbers: tuple[float, ...], constants: dict[str, Any], warps: int = 4
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
+        self._run = partial(kernel[grid], num_warps=warps, **constants)
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch the kernel in the current stream of the current device."""
-        self.kernel[self.grid](*tensors, *self.numbers, **self.constants, num_warps=self.warps)
+        self._run(*tensors, *self.numbers)
 
 
 def on_device_of(tensor: Tensor) -> torch.cuda.device:
