@@ -1,5 +1,8 @@
 """Keys of noise: known answers, which weights and uses get which, and what replays them."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -232,3 +235,15 @@ def test_a_part_called_by_itself_is_replayed_too(estimator: str) -> None:
 
     for a, b in zip(run(False), run(True), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_perturbation_that_was_removed_is_freed_at_once() -> None:
+    model = undrift.perturb(nn.Sequential(nn.Linear(3, 4)))
+    held = weakref.ref(model.key)
+    gc.disable()
+    try:
+        model.remove()
+        del model
+        assert held() is None
+    finally:
+        gc.enable()

@@ -92,6 +92,17 @@ def test_local_noise_is_independent_where_drawn_noise_is_not() -> None:
     assert correlations["drawn"] > 0.999
 
 
+def test_a_process_draws_the_rows_of_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second of two processes draws for its half is what one process draws there for the whole."""
+    model, x = undrift.perturb(convnet(), norm_statistics="source"), images(6)
+    model.reseed(1)
+    whole = model(x)
+    model.reseed(1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    torch.testing.assert_close(model(x[3:]), whole[3:])
+
+
 def test_zero_variance_gives_the_source_bit_for_bit() -> None:
     net, x = convnet().eval(), images()
     expected = net(x)

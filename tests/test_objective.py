@@ -53,6 +53,15 @@ def test_kl_stays_finite_for_constant_and_single_weight_kernels() -> None:
         model.remove()
 
 
+def test_the_kl_follows_a_network_that_moves() -> None:
+    """Priors are kept as one row; where it no longer fits the log-variances, they are looked up again."""
+    model = undrift.perturb(convnet(), init_fraction=0.3)
+    want = undrift.kl(model)
+    model.noises()[0].double()
+    torch.testing.assert_close(undrift.kl(model).float(), want)
+    torch.testing.assert_close(undrift.kl(model.double()).float(), want)
+
+
 def test_kl_term_has_a_named_weight_and_reduction() -> None:
     model = undrift.perturb(convnet())
     torch.testing.assert_close(undrift.kl_term(model, size=50), undrift.kl(model, "sum") / 50)
