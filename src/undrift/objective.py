@@ -91,8 +91,8 @@ def step_loss(
 
     likelihood(model(images)) + kl_term(model, size)
 
-    For CUDA, and with one variance a kernel everywhere (`linear_sharing="kernel"`), a compiled step is quicker by this
-    function than written so: noise and KL give all log-variances one gradient, where each would have two to be added.
+    For CUDA, and with one variance per kernel everywhere (`linear_sharing="kernel"`), a compiled step is quicker by
+    this function than written so: noise and KL give all log-variances one gradient, where each would have two.
 
     Args:
         model: a perturbed network.

@@ -167,7 +167,7 @@ def _set_changed(modules: list[nn.Module], flags: list[bool]) -> None:
 
 
 def kernels(layer: nn.Module, weight: Tensor) -> Tensor:
-    """Return the weight as one row a kernel: all weights that feed one output channel (or one output unit)."""
+    """Return the weight as one row per kernel: all weights that feed one output channel (or one output unit)."""
     if not isinstance(layer, ConvTransposeNd):
         return weight.flatten(1)
     grouped = weight.unflatten(0, (layer.groups, -1))  # groups, inputs, outputs, *window
@@ -175,7 +175,7 @@ def kernels(layer: nn.Module, weight: Tensor) -> Tensor:
 
 
 def per_weight(layer: nn.Module, values: Tensor, weight: Tensor) -> Tensor:
-    """Return one value a kernel, spread so that it broadcasts against the weight."""
+    """Return one value per kernel, spread so that it broadcasts against the weight."""
     tail = (1,) * (weight.ndim - 2)
     if not isinstance(layer, ConvTransposeNd):
         return values.view(-1, 1, *tail)
@@ -213,7 +213,7 @@ def channels(layer: nn.Module) -> tuple[bool, int]:
 def box(layer: nn.Module, plane: Tensor, output_shape: torch.Size) -> Tensor:
     """Return the energy under each output's window (batch, groups, *output) from the energy of a group's channels.
 
-    With one variance a kernel, every weight of the window has the same variance, so the second convolution of local
+    With one variance per kernel, every weight of the window has the same variance, so the second convolution of local
     reparameterisation is a sum over channels and a box filter. Exact, for any stride, padding and dilation.
     """
     how = pool(layer)

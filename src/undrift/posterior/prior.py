@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def kernel_variance(layer: nn.Module, weight: Tensor, floor: float) -> Tensor:
-    """Return Var(w_s^li), one a kernel (a row for linear layers), never below `floor`.
+    """Return Var(w_s^li), one per kernel (a row for linear layers), never below `floor`.
 
     A constant kernel, or one of a single weight, has no variance; the floor keeps log-variances and the KL finite.
     """
@@ -24,14 +24,14 @@ def kernel_variance(layer: nn.Module, weight: Tensor, floor: float) -> Tensor:
 
 
 def prior_variance(variance: Tensor, options: Options) -> Tensor:
-    """Return the prior variance a kernel: λ·Var(w_s^li) (paper eq. 8), or one isotropic λ for the whole network."""
+    """Return the prior variance per kernel: λ·Var(w_s^li) (paper eq. 8), or one isotropic λ for the whole network."""
     if options.prior == "isotropic":
         return torch.full_like(variance, options.prior_scale)
     return options.prior_scale * variance
 
 
 def initial_log_var(variance: Tensor, options: Options) -> Tensor:
-    """Return the log-variance a kernel to start from; a fraction of 0 gives −inf: no noise at all, exactly."""
+    """Return the log-variance per kernel to start from; a fraction of 0 gives −inf: no noise at all, exactly."""
     if options.init == "prior":
         return prior_variance(variance, options).log()
     return (options.init_fraction * variance + options.init_offset).log()

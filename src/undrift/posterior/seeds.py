@@ -202,7 +202,7 @@ class Key(nn.Module):
 
     def _next_traced(self, number: int) -> Tensor:
         # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. A count is
-        # a place in a table: no sum, which would be a kernel a layer, and for the first uses no branch on it. The
+        # a place in a table: no sum, which would be a kernel per layer, and for the first uses no branch on it. The
         # compiler may trace a part twice, and wants to see the same.
         assert self.graph is not None
         use = count_traced(operator.index(self.ident), operator.index(number))

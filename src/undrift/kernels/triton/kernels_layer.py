@@ -2,7 +2,7 @@
 
 A position of the plane is one of a picture's rows and columns. The window of output (i, j) begins at input
 (i·SH − PH, j·SW − PW) and has KH × KW inputs; what lies outside the picture has no energy. Tensors, sums and their
-order are as in `kernels`.
+order are as in `kernels_halves`.
 """
 
 # mypy: ignore-errors

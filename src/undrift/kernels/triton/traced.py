@@ -1,4 +1,4 @@
-"""The fused functions for a graph that is compiled for CUDA: operators that the compiler looks into.
+"""Register the functions for graphs compiled for CUDA, as operators that the compiler looks into.
 
 It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: the sum of squares with what
 writes x, 2·x·grad with what reads the gradient. ε and its two sums are ours: given PyTorch's operators, the compiler

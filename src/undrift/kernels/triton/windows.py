@@ -11,7 +11,7 @@ PLANE = {"PLANE": 256}
 VECTORS = Cut(pairs=512, warps=4, fit={64: 8, 32: 8})
 WINDOWED = Cut(pairs=1024, warps=4, fit={64: 8, 32: 8})  # each position is summed once for all its pairs
 PARTS = {"ROWS": 256, "COLUMNS": 8}  # as many registers as the kernel's other programs want
-POSITIONS = 128  # of an input, at most, to a program: with more of them windows take 96 registers a thread
+POSITIONS = 128  # of an input, at most, to a program: with more of them windows take 96 registers per thread
 # Each program adds up what its positions get, from all blocks of channels: numbers that it holds at once, and that all
 # programs read where x is small. With more, kernels of their own are quicker.
 HELD, READ = 2048, 1 << 23
@@ -60,7 +60,7 @@ def windowed(shape: Shape, windows: Windows, first: int, device: int) -> Launch 
         return None
     half, gpus = shape.channels // 2, tiles.processors(device)
     cut = tiles.pair_tile(shape, half, gpus, WINDOWED)
-    # Channels that are not read sixteen at a time take 102 registers a thread: fine for as many programs as fit then.
+    # Channels that are not read sixteen at a time take 102 registers per thread: fine for as many programs as fit then.
     if shape.last and half % 16 and cut.programs[0] * cut.programs[1] > 4 * gpus:
         return None
     pictures = (windows.across, windows.rows, windows.columns)
