@@ -150,7 +150,7 @@ def force(path: Path) -> Iterator[None]:
 
 
 def choose(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Path:
-    """Return the implementation for these tensors (the first is the large one, whose dtype Triton's kernels ask)."""
+    """Return the implementation for these tensors; the first is the large one, and `dtypes` what kernels take."""
     forced, large = _forced[-1], tensors[0]
     if forced == "plain":
         return "plain"
@@ -173,7 +173,7 @@ def _on_kernels(tensor: Tensor) -> bool:
 
 
 def _implementation(path: Path) -> Any:
-    """Return the module whose `square_sum` and `add_noise` are to be called; most machines need two of them."""
+    """Return the module whose `square_sum` and `add_noise` are to be called, imported where a machine needs it."""
     if path == "plain":
         return reference
     if path == "cpu":
@@ -182,9 +182,13 @@ def _implementation(path: Path) -> Any:
         from undrift.kernels import operators
 
         return operators
-    from undrift.kernels.triton import eager, traced
+    if path == "traced":
+        from undrift.kernels.triton import traced
 
-    return eager if path == "triton" else traced
+        return traced
+    from undrift.kernels.triton import eager
+
+    return eager
 
 
 def in_pieces(*tensors: Tensor) -> bool:

@@ -238,7 +238,7 @@ def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:
     if isinstance(layer, ConvTransposeNd) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
     window, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    if len(window) != 2 or max(layer.dilation) > 1 or any(2 * p > k for p, k in zip(padding, window, strict=True)):
+    if len(window) != 2 or max(layer.dilation) > 1 or 2 * padding[0] > window[0] or 2 * padding[1] > window[1]:
         return None
     return () if max(window) == 1 and max(stride) == 1 else (window, stride, padding)
 

@@ -70,7 +70,7 @@ class Noise(nn.Module):
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        key = self.key.next(self.number)
+        key = self._key[0].next(self.number)
         if key is None:
             return None
         x, batched = self._input(layer, args, kwargs, output)

@@ -83,7 +83,7 @@ class Tile(NamedTuple):
 
 
 def tile(shape: Shape, columns: int, gpus: int) -> Tile:
-    """Return the tile for a pass over some columns per position (channels, or pairs of them): looped over if need be."""
+    """Return the tile for a pass over some columns per position (channels, or pairs of them), in a loop if need be."""
     width = width_of(shape, columns)
     block = _TILE // width
     wanted = _PROGRAMS * gpus
