@@ -75,6 +75,7 @@ def test_a_network_that_is_not_perturbed_is_refused(call: object) -> None:
         call(convnet())  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @interpreter
 def test_compiled_as_for_a_gpu_all_gradients_are_those_of_uncompiled_code() -> None:
     """In a process of its own, where compiled graphs have the operators of a GPU, and those run in the interpreter."""

@@ -16,11 +16,12 @@ from undrift._errors import UndriftError
 from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
-from undrift.posterior.compiler import guard_hooks
+from undrift.posterior.compiler import prepare_compiler
 from undrift.posterior.meta_tensors import refuse_empty
-from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_network
+from undrift.posterior.rerun import Rerun
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained
 from undrift.posterior.tied import held_weights, refuse_crosswise
@@ -68,7 +69,7 @@ def perturb(
     perturbed = [choice for choice in choices if choice.why_not is None]
     refuse_empty(net, [choice.layer for choice in perturbed])
     refuse_crosswise(choices, chosen)
-    guard_hooks()
+    prepare_compiler()
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
         _add_noise(model, perturbed)

@@ -40,7 +40,7 @@ def gradients(
     return [y.detach() for y in outputs], grads
 
 
-@pytest.mark.parametrize("statistics", ["source", "batch", "moving"])
+@pytest.mark.parametrize("statistics", ["source", pytest.param("batch", marks=pytest.mark.slow), "moving"])
 @pytest.mark.parametrize("estimator", ["local", "drawn"])
 def test_a_full_graph_draws_what_eager_draws(estimator: str, statistics: str) -> None:
     model = undrift.perturb(convnet(), estimator=estimator, norm_statistics=statistics)
@@ -96,6 +96,13 @@ def test_a_compiled_network_can_be_perturbed() -> None:
     assert not torch.allclose(model(images()), expected, atol=1e-4)
     model.remove()
     torch.testing.assert_close(call(images()), expected)
+
+
+def test_perturb_makes_the_compiler_look_at_hooks() -> None:
+    """Told at once, whoever imported the compiler: a twin of the network's class may be compiled first."""
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=True):
+        undrift.perturb(nn.Linear(2, 2))
+        assert torch._dynamo.config.skip_nnmodule_hook_guards is False
 
 
 class Twin(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift.kernels.epsilon import columns, joined, normal, normal_planes, pair, rows
-from undrift.posterior.seeds import GOLDEN
+from undrift.kernels.keys import GOLDEN
 
 WORD = 2**32 - 1
 

@@ -173,15 +173,15 @@ def test_falling_back_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "has_triton", lambda: False)
     monkeypatch.setattr(dispatch, "_said", set())
     with pytest.warns(undrift.UndriftWarning, match="Triton is not installed"):
-        assert dispatch._on_cuda(torch.zeros(2)) == "plain"
+        assert dispatch.on_cuda(torch.zeros(2)) == "plain"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch._on_cuda(torch.zeros(2)) == "plain"
+        assert dispatch.on_cuda(torch.zeros(2)) == "plain"
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     monkeypatch.setattr(dispatch, "refusal", lambda _index: "")
-    assert dispatch._on_cuda(torch.zeros(2)) == "triton"
+    assert dispatch.on_cuda(torch.zeros(2)) == "triton"
     with pytest.warns(undrift.UndriftWarning, match="float64"):
-        assert dispatch._on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"
+        assert dispatch.on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"
 
 
 def test_an_unknown_implementation_is_an_error() -> None:

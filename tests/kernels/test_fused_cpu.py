@@ -50,7 +50,7 @@ def test_rows_and_columns_wrap_around_and_cross_pieces(low: int, shape: tuple[in
 def test_what_is_written_to_belongs_to_autograd(order: torch.memory_format) -> None:
     """Drawn in inference mode, it is none of that mode's tensors: those could be kept by no graph."""
     y, plane, log_var, grad = arguments(SHAPE, 1, False)
-    out, kept = cpu.add_noise(y.to(memory_format=order), plane, log_var, KEY, 0, 1, False)
+    out, kept = cpu.noisy(y.to(memory_format=order), plane, log_var, KEY, 0, 1, False)
     assert not out.is_inference()
     assert not kept.is_inference()
     (kept.requires_grad_() * grad).sum().backward()

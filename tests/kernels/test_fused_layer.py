@@ -1,7 +1,6 @@
 """A layer's noise as one node against the plain functions, window by window: on a GPU, or in Triton's interpreter."""
 
 import copy
-import inspect
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from fused_support import KEY, in_orders, kernels_device, numpys, triton
 from undrift.kernels import reference
-from undrift.kernels.triton import calls, folded, layer, tiles
+from undrift.kernels.triton import launch, layer, tiles, windows
 from undrift.posterior import layers
 
 # A layer, its input, a constant energy, and the launches it takes: forward, backward, backward without grad of x.
@@ -40,15 +39,8 @@ CASES: dict[str, tuple[nn.Module, tuple[int, ...], float, tuple[int, int, int]]]
     "grouped": (nn.Conv2d(6, 12, 3, padding=1, groups=3), (2, 6, 4, 4), 0.5, (4, 4, 2)),
     "odd": (nn.Conv2d(4, 5, 3, padding=1), (2, 4, 4, 4), 0.5, (3, 4, 2)),
 }
-OTHERS = {
-    "1d": nn.Conv1d(4, 4, 3),
-    "3d": nn.Conv3d(4, 4, 1),
-    "circular": nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
-    "dilated": nn.Conv2d(4, 4, 3, padding=2, dilation=2),
-    "same": nn.Conv2d(4, 4, 3, padding="same"),
-    "wide padding": nn.Conv2d(4, 4, 1, padding=1),
-    "transposed": nn.ConvTranspose2d(4, 4, 2),
-}
+QUICK = ("3×3 strided", "tokens", "grouped")  # the rest of the grid is for `make test-all`
+grid = pytest.mark.parametrize("name", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 
 
 class Setting:
@@ -57,9 +49,10 @@ class Setting:
     def __init__(self, name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         module, shape, offset, self.launches = CASES[name]
         self.module = copy.deepcopy(module)
-        spec = layer.spec_of(self.module, offset)[0]
-        assert spec is not None
-        self.spec, draw = spec, torch.Generator().manual_seed(0)
+        (last, groups), pool = layers.channels(self.module), layers.pool(self.module)
+        assert pool is not None
+        self.spec = layer.Geometry(groups, last, pool, offset * (shape[-1] if last else shape[1] // groups))
+        draw = torch.Generator().manual_seed(0)
         start = torch.relu(torch.randn(shape, generator=draw) - 0.5)
         start[0, ..., :2] = 0  # windows without any energy have a root without a slope
         with torch.no_grad():
@@ -67,7 +60,7 @@ class Setting:
         self.start, self.y = start.to(device, dtype), outputs.to(device, dtype)
         # Drawn, not made of the output: times noise as large as here, the cosine's last bits would be more than that.
         self.grad = torch.randn(outputs.shape, generator=draw).to(device, dtype)
-        self.log_var = torch.randn(outputs.shape[-1 if spec.last else 1], generator=draw).to(device)
+        self.log_var = torch.randn(outputs.shape[-1 if last else 1], generator=draw).to(device)
         self.key = KEY.to(device)
 
     def orders(self) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -79,9 +72,8 @@ class Setting:
         return [v.detach().clone().requires_grad_(with_x or v is not x) for v in (x, y, self.log_var)]
 
     def quick(self, leaves: list[Tensor]) -> Tensor:
-        plan = layer._make(*leaves, 2, self.spec)
-        assert plan is not None
-        return layer.noisy(*leaves, self.key, plan)
+        assert layer.fits(*leaves)
+        return layer.add_noise(*leaves, self.key, self.spec, 2)
 
     def plain(self, leaves: list[Tensor]) -> Tensor:
         energy = reference.square_sum(leaves[0], self.spec.groups, self.spec.last) + self.spec.extra
@@ -89,14 +81,16 @@ class Setting:
         return reference.add_noise(leaves[1], plane, leaves[2], self.key, 2, self.spec.groups, self.spec.last)
 
 
-@pytest.fixture(params=["many programs", "one program", "small sums"])
+@pytest.fixture(
+    params=["many programs", *(pytest.param(how, marks=pytest.mark.slow) for how in ("one program", "small sums"))]
+)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return kernels_device(monkeypatch, request.param)
 
 
 @triton
 @numpys
-@pytest.mark.parametrize("name", CASES)
+@grid
 def test_outputs_and_all_gradients(device: torch.device, name: str) -> None:
     if name == "many vectors" and device.type == "cpu" and tiles.processors(0) == 1:
         pytest.skip("the interpreter is slow, and to one multiprocessor five vectors are many")
@@ -114,13 +108,11 @@ def test_outputs_and_all_gradients(device: torch.device, name: str) -> None:
             torch.testing.assert_close(own.grad, other.grad, rtol=1e-3, atol=1e-3)
         assert mine[0].grad.abs().max() > 0.1
         assert mine[0].grad.stride() == x.stride()
-        plan = layer._make(x, y, setting.log_var, 2, setting.spec)
-        assert torch.empty_like(plan.energy).is_contiguous()
-        assert torch.empty_like(plan.plane).is_contiguous()
 
 
 @triton
 @numpys
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["3×3", "3×3 strided", "tokens", "blocks of channels"])
 def test_half_precision(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
@@ -138,6 +130,7 @@ def test_half_precision(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch
 
 @triton
 @numpys
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1×1", "3×3", "7×7", "vectors", "odd"])
 def test_an_input_without_gradient_changes_no_other(device: torch.device, name: str) -> None:
     setting = Setting(name, device)
@@ -155,6 +148,7 @@ def test_an_input_without_gradient_changes_no_other(device: torch.device, name: 
 
 @triton
 @numpys
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["3×3", "blocks of channels", "many parts"])
 def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
     setting = Setting(name, device)
@@ -170,41 +164,32 @@ def test_the_same_bits_each_time(device: torch.device, name: str) -> None:
 
 @triton
 @numpys
-@pytest.mark.parametrize("name", CASES)
+@grid
 def test_how_many_launches_a_layer_takes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Ours, and PyTorch's own box filters and sums; large windows, groups and odd channels take the longer way."""
     setting, seen = Setting(name, kernels_device(monkeypatch)), []
-    launched = calls.Call.__call__
-    monkeypatch.setattr(calls.Call, "__call__", lambda self, *tensors: seen.append(self) or launched(self, *tensors))
+    launched, halved = launch.Launch.__call__, setting.spec.groups == 1 and len(setting.log_var) % 2 == 0
+    monkeypatch.setattr(
+        launch.Launch,
+        "__call__",
+        lambda self, *tensors: seen.append(self.kernel.fn.__name__) or launched(self, *tensors),
+    )
 
     def count(with_x: bool) -> tuple[int, int]:
         leaves = setting.leaves(*setting.orders()[0][:2], with_x)
-        plan = layer._make(*leaves, 2, setting.spec)
         seen.clear()
-        out = layer.noisy(*leaves, setting.key, plan)
-        check_order()
-        forward = len(seen) + (plan.filtered is None and bool(plan.pool)) + bool(plan.extra)
-        assert (plan.joined is not None) == (forward == 1)
+        out = setting.quick(leaves)
+        assert ("add_noise_vectors_kernel" in seen) == (len(seen) == 1)
+        apart = not {"add_noise_vectors_kernel", "add_noise_windowed_kernel"} & set(seen)
+        forward = len(seen) + (apart and bool(setting.spec.pool)) + (setting.spec.groups > 1 and setting.spec.extra > 0)
         seen.clear()
         out.backward(setting.orders()[0][2])
-        check_order()
-        backward = len(seen) + (with_x and plan.pulls is None and bool(plan.pool))
-        return forward, backward + (plan.pulls is None and plan.noises.finish is None)
-
-    def check_order() -> None:
-        for call in seen:  # a compiled kernel is launched with its constants by place, not by name
-            names = list(inspect.signature(call.kernel.fn).parameters)
-            assert list(call.constants) == [name for name in names if name.isupper()]
-            assert len(names) == len(call.numbers) + len(call.constants) + sum(name.endswith("_ptr") for name in names)
+        long = not {"finish_layer_kernel", "finish_log_var_kernel"} & set(seen)
+        return forward, len(seen) + (with_x and long and bool(setting.spec.pool)) + (not halved)
 
     forward, backward, without_x = setting.launches
     assert count(True) == (forward, backward)
     assert count(False) == (forward, without_x)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_no_pooling_adds_up_takes_the_longer_way(name: str) -> None:
-    assert layer.spec_of(OTHERS[name], 0.0)[0] is None
 
 
 @pytest.mark.parametrize("name", [name for name, (module, *_) in CASES.items() if isinstance(module, nn.Conv2d)])
@@ -214,14 +199,14 @@ def test_how_many_windows_hold_an_input(name: str) -> None:
     pool = layers.pool(module)
     assert pool is not None
     if not pool:
-        assert folded.Windows((), 1, 1, 1, 1).holding == 1
+        assert windows.Windows((), 1, 1, 1, 1).holding == 1
         return
     picture = torch.zeros(1, 1, 40, 40, requires_grad=True)
     plane = layers.box(nn.Conv2d(1, 1, *pool), picture, torch.Size())
     plane.sum().backward()
-    windows = folded.Windows(pool, 40, 40, *plane.shape[2:])
-    assert windows.holding == picture.grad.max()
-    assert windows.held == module.kernel_size[0] * module.kernel_size[1]
+    box = windows.Windows(pool, 40, 40, *plane.shape[2:])
+    assert box.holding == picture.grad.max()
+    assert box.held == module.kernel_size[0] * module.kernel_size[1]
 
 
 # The input's channels and side, the output's channels, the windows that hold an input, the memory order: one kernel?
@@ -245,9 +230,9 @@ LARGE = {
 def test_when_one_kernel_makes_both_gradients(name: str) -> None:
     channels, side, out, holding, last, one = LARGE[name]
     given, shape = (tiles.Shape(64 * side * side, side * side, c, last) for c in (channels, out))
-    assert folded.pays(given, shape, holding, 132) is one
-    cut = folded.input_tile(given, 132)
-    assert cut.positions <= folded.POSITIONS
+    assert windows.pays(given, shape, holding, 132) is one
+    cut = windows.input_tile(given, 132)
+    assert cut.positions <= windows.POSITIONS
     assert cut.programs[0] == tiles.cdiv(given.positions, cut.positions)
 
 
@@ -260,7 +245,7 @@ def test_when_one_kernel_sums_the_energy_and_adds_the_noise() -> None:
         (64, 1, 1000, True, False), (64, 1, 2, True, False), (64, 56, 256, False, False),
     ):  # fmt: skip
         shape = tiles.Shape(images * side**2, side**2, channels, last)
-        found = folded.joining(tiles.Shape(shape.positions, shape.per_image, 64, last), shape, 0.0, 0, device)
+        found = windows.pointwise(tiles.Shape(shape.positions, shape.per_image, 64, last), shape, 0.0, 0, device)
         assert (found is not None) is one
         if found is not None:
             covered = found.constants["BP"] * found.constants["BLOCKS"] * found.grid[0]
@@ -269,8 +254,8 @@ def test_when_one_kernel_sums_the_energy_and_adds_the_noise() -> None:
 
 @triton
 def test_channels_that_are_read_one_by_one_are_filtered_apart_where_they_are_many() -> None:
-    windows = folded.Windows(((3, 3), (1, 1), (1, 1)), 32, 32, 32, 32)
+    box = windows.Windows(((3, 3), (1, 1), (1, 1)), 32, 32, 32, 32)
     for images, channels, one in ((64, 40, False), (64, 96, True), (1, 40, True)):
         shape = tiles.Shape(images * 1024, 1024, channels, True)
         device = 0 if torch.cuda.is_available() else -1
-        assert (folded.adding(shape, windows, 0, device) is not None) is one
+        assert (windows.windowed(shape, box, 0, device) is not None) is one

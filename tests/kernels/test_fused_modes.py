@@ -57,13 +57,13 @@ def test_inference_mode_leaves_nothing_behind(memory: torch.memory_format, infer
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_torchs_defaults_change_nothing(memory: torch.memory_format) -> None:
     y, plane, log_var = tensors(memory)
-    want = cpu.add_noise(y, plane, log_var, KEY, 0, 1, False)[0]
+    want = cpu.noisy(y, plane, log_var, KEY, 0, 1, False)[0]
 
     def draws() -> None:
         torch.set_default_dtype(torch.bfloat16)
         try:
             with torch.device("meta"):
-                assert torch.equal(cpu.add_noise(y, plane, log_var, KEY, 0, 1, False)[0], want)
+                assert torch.equal(cpu.noisy(y, plane, log_var, KEY, 0, 1, False)[0], want)
         finally:
             torch.set_default_dtype(torch.float32)
 

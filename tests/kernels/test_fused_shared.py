@@ -18,6 +18,7 @@ shapes = pytest.mark.parametrize(("shape", "last"), SHAPES.values(), ids=SHAPES)
 
 @triton
 @numpys
+@pytest.mark.slow
 @shapes
 @pytest.mark.parametrize("by_rows", [False, True])
 def test_parts_add_up_to_the_gradient(
@@ -187,6 +188,7 @@ assert found == ["grad_plane_ptr", "partial_ptr"]
 
 
 @triton
+@pytest.mark.slow
 def test_the_compiler_sees_what_kernels_write_and_no_more() -> None:
     """A tensor that it takes for written it copies first, or it cannot compile the graph at all."""
     ran = subprocess.run(

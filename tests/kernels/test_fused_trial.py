@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import undrift
 from fused_support import arguments
 from undrift.kernels import dispatch, operators
-from undrift.kernels.triton import calls, trial
-from undrift.posterior.seeds import keys_of
+from undrift.kernels.keys import keys_of
+from undrift.kernels.triton import trial
 
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
 
@@ -62,17 +62,17 @@ def test_a_kernel_that_runs_is_tried_once(pretend: Callable[..., Kernel]) -> Non
     kernel = pretend(keys_of)
     assert [trial.refusal(-1) for _ in range(3)] == [""] * 3
     assert kernel.launches == 1
-    assert dispatch._on_cuda(torch.zeros(2)) == "triton"
+    assert dispatch.on_cuda(torch.zeros(2)) == "triton"
     assert kernel.launches == 1
 
 
 def test_a_kernel_that_cannot_be_compiled_is_said_once_and_not_tried_again(pretend: Callable[..., Kernel]) -> None:
     kernel = pretend(_no_compiler)
     with says(r"slower.*did not run \(RuntimeError: Failed to find C compiler.*variable\.\).*Mend that, or"):
-        assert dispatch._on_cuda(torch.zeros(2)) == "plain"
+        assert dispatch.on_cuda(torch.zeros(2)) == "plain"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [dispatch._on_cuda(torch.zeros(2)) for _ in range(3)] == ["plain"] * 3
+        assert [dispatch.on_cuda(torch.zeros(2)) for _ in range(3)] == ["plain"] * 3
     assert kernel.launches == 1
 
 
@@ -153,7 +153,7 @@ def test_operators_of_a_compiled_graph_say_why_they_are_slow(
     """A graph for CUDA holds the operator; what it does there, it decides and says when it runs."""
     pretend(keys_of)
     monkeypatch.setattr(dispatch, "has_triton", lambda: installed)
-    assert dispatch._compiled(torch.zeros(2, dtype=dtype).as_subclass(OnCuda)) == "operator"
+    assert dispatch._compiled(torch.zeros(2, dtype=dtype).as_subclass(OnCuda), dispatch.FLOATS) == "operator"
     y = arguments((2, 4, 3, 3), 2, False, dtype)[0].as_subclass(OnCuda)
     with says(match + r".*UNDRIFT_NOISE=plain"):
         assert not operators._launches(y)
@@ -174,7 +174,6 @@ def test_the_kernel_that_is_tried_is_launched_as_others_are(monkeypatch: pytest.
     module = ModuleType("undrift.kernels.triton.kernels_keys")
     module.keys_kernel = {(1, 1): kernel}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "undrift.kernels.triton.kernels_keys", module)
-    monkeypatch.setattr(calls, "direct_launches", lambda: False)
     seed, step = torch.tensor(5), torch.tensor(6)
     assert torch.equal(trial._launched(seed, step, 2), keys_of(seed, step, 2))
     assert launched == [(2, 128)]

@@ -13,6 +13,7 @@ import undrift
 from support import convnet, images
 
 STEPS, SHARE = 10, 4
+pytestmark = pytest.mark.slow  # processes of their own; test_noise has a rank's rows without them
 SETTINGS = [(s, e) for s in ("source", "batch", "moving") for e in ("local", "drawn")]
 
 

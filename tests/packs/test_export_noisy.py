@@ -10,8 +10,8 @@ from torch import Tensor
 
 import undrift
 from support import convnet, images
-from undrift.posterior import keys_operator
-from undrift.posterior.seeds import GOLDEN, _wrap, keys_of
+from undrift.kernels import operators
+from undrift.kernels.keys import key_of_use, keys_of
 
 
 def exported(model: undrift.Perturbed, example: Tensor, **options: Any) -> Any:
@@ -65,6 +65,6 @@ def test_the_operator_for_keys_is_well_registered() -> None:
     """It gives a step's keys, and what an uncompiled pass makes of them for later uses of a weight."""
     seed, step = torch.tensor(-123456789123), torch.tensor(7)
     for count in (0, 2, 54):
-        torch.library.opcheck(keys_operator.keys, (seed, step, count, 3))
-        for use, row in enumerate(keys_operator.keys(seed, step, count, 3)):
-            assert torch.equal(row, keys_of(seed, step, count) + _wrap(use * GOLDEN))
+        torch.library.opcheck(operators.keys, (seed, step, count, 3))
+        for use, row in enumerate(operators.keys(seed, step, count, 3)):
+            assert torch.equal(row, key_of_use(keys_of(seed, step, count), use))

@@ -11,8 +11,9 @@ import undrift
 from support import convnet, images, layers_with_input
 from undrift.kernels.reference import safe_sqrt
 from undrift.options import Options
+from undrift.posterior.energy import input_energy
 from undrift.posterior.layers import kernels, per_weight
-from undrift.posterior.noise import Noise, input_energy
+from undrift.posterior.noise import Noise
 from undrift.posterior.seeds import Key
 
 
@@ -41,16 +42,6 @@ def test_box_filter_is_the_second_convolution(drawn: tuple[nn.Module, Tensor]) -
     torch.testing.assert_close(x_box.grad, x_full.grad, rtol=1e-10, atol=1e-10)
     by_kernel = kernels(layer, full.log_var.grad).sum(1)
     torch.testing.assert_close(shared.log_var.grad, by_kernel, rtol=1e-10, atol=1e-10)
-
-
-@settings(max_examples=60)
-@given(drawn=layers_with_input())
-def test_std_squares_to_the_variance(drawn: tuple[nn.Module, Tensor]) -> None:
-    layer, x = drawn
-    for sharing in ("kernel", "weight"):
-        noise = noise_of(layer, sharing)
-        shape = layer(x).shape
-        torch.testing.assert_close(noise.std(layer, x, shape).square(), noise.variance(layer, x, shape))
 
 
 LAYERS = {
@@ -99,6 +90,17 @@ def test_local_noise_is_independent_where_drawn_noise_is_not() -> None:
         model.remove()
     assert abs(correlations["local"]) < 5 / math.sqrt(2000)
     assert correlations["drawn"] > 0.999
+
+
+def test_a_process_draws_the_rows_of_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second of two processes draws for its half is what one process draws there for the whole."""
+    model, x = undrift.perturb(convnet(), norm_statistics="source"), images(6)
+    model.reseed(1)
+    whole = model(x)
+    model.reseed(1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    torch.testing.assert_close(model(x[3:]), whole[3:])
 
 
 def test_zero_variance_gives_the_source_bit_for_bit() -> None:

@@ -52,7 +52,7 @@ from undrift.kernels.triton import launch, tiles  # noqa: E402
 
 tiles.processors = lambda _index: 1  # type: ignore[assignment]
 launch.SUMMING = tiles.Cut(256, 1, {64: 8, 32: 8, 8: 8})
-dispatch._compiled = lambda large: "traced" if large.dtype in dispatch._DTYPES else "operator"
+dispatch._compiled = lambda large, dtypes: "traced" if large.dtype in dtypes else "operator"
 
 Loss = Callable[[undrift.Perturbed, Tensor], Tensor]
 

@@ -1,9 +1,7 @@
 """Shapes and arguments that the tests of the fused noise share."""
 
 import importlib.util
-import warnings
-from functools import cache
-from typing import Any
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -12,15 +10,14 @@ from numpy.lib import NumpyVersion
 from torch import Tensor
 
 from undrift.kernels import reference
-from undrift.kernels.triton import folded, launch, layer, native, tiles
-from undrift.kernels.triton.calls import triton_version
+from undrift.kernels.triton import launch, layer, tiles, windows
 
 
 def _cannot(interpreted: bool) -> str:
     """Return why Triton's kernels cannot run here, or ""."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if interpreted and NumpyVersion(np.__version__) >= "2.4.0" and triton_version() < (3, 7):
+    if interpreted and NumpyVersion(np.__version__) >= "2.4.0" and NumpyVersion(version("triton")) < "3.7.0":
         return "the interpreter of Triton before 3.7 needs numpy before 2.4"
     return ""
 
@@ -63,42 +60,23 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
 
     With "one program" all loops over positions and channels loop; with "small sums" those over parts of them do.
     """
-    monkeypatch.setattr(launch, "_sums", {})
-    monkeypatch.setattr(launch, "_noises", {})
-    monkeypatch.setattr(layer, "_plans", {})
+    for remembered in (launch.sums_of, launch.noises_of, layer._forward_plan, layer._backward_plan):
+        remembered.cache_clear()
     if how != "many programs":
         monkeypatch.setattr(tiles, "processors", lambda _index: 1)
-        monkeypatch.setattr(folded, "PLANE", {"PLANE": 16})
+        monkeypatch.setattr(windows, "PLANE", {"PLANE": 16})
     if how == "small sums":
-        monkeypatch.setattr(folded, "PARTS", {"ROWS": 2, "COLUMNS": 4})
+        monkeypatch.setattr(windows, "PARTS", {"ROWS": 2, "COLUMNS": 4})
         monkeypatch.setattr(tiles, "_PROGRAMS", 2)
     if how == "one program":
         monkeypatch.setattr(tiles, "_PROGRAMS", 1)
         monkeypatch.setattr(tiles, "_TILE", 64)
         monkeypatch.setattr(launch, "ADDING", tiles.Cut(64, 4, {64: 1}))
         monkeypatch.setattr(launch, "SUMMING", tiles.Cut(64, 1, {64: 1}))
-        monkeypatch.setattr(folded, "WINDOWED", tiles.Cut(64, 4, {64: 1}))
-        monkeypatch.setattr(folded, "VECTORS", tiles.Cut(32, 4, {8: 1}))
+        monkeypatch.setattr(windows, "WINDOWED", tiles.Cut(64, 4, {64: 1}))
+        monkeypatch.setattr(windows, "VECTORS", tiles.Cut(32, 4, {8: 1}))
         monkeypatch.setattr(tiles, "VECTOR", 16)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@cache
-def _native_module() -> Any:
-    """Return the C++ beside `undrift.kernels.triton.native`, compiled at the first call; or why there is none."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as said:
-        patch.setattr(native, "pending", True)
-        patch.setattr(native, "module", None)
-        native.look(wait=True)
-        return native.module or "; ".join(str(each.message) for each in said)
-
-
-def use(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let layers that were met before be "native", without a GPU with kernels that Python calls; or Python's."""
-    module = _native_module() if how == "native" else None
-    if isinstance(module, str):
-        pytest.skip(module)
-    monkeypatch.setattr(native, "module", module)
 
 
 def in_orders(y: Tensor) -> list[Tensor]:

@@ -34,6 +34,7 @@ def faults(how: str, **environment: str) -> tuple[int, int]:
     return int(kept), int(count)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NOT_GLIBC, reason="no glibc here")
 def test_a_step_faults_no_page_in_again() -> None:
     pages = 20 * (4 << 20) // os.sysconf("SC_PAGE_SIZE")
@@ -43,6 +44,7 @@ def test_a_step_faults_no_page_in_again() -> None:
     assert count < pages // 8  # a block or two may find no place among the old ones
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NOT_GLIBC, reason="no glibc here")
 def test_what_a_user_has_set_stays() -> None:
     assert faults("kept", MALLOC_TRIM_THRESHOLD_="131072")[0] == 0

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift._errors import OptionError
-from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.rerun import Rerun
+from undrift.system.private import BatchNorm
 
 # Most rows per pass. A small batch leaves an accelerator idle, so ten draws take hardly longer than one. A CPU is busy
 # with a few rows (WRN-40-2, two cores, batch 8: no measurable gain).
@@ -28,7 +29,7 @@ def foldable(model: Perturbed) -> bool:
     They are not if one Δw serves the whole pass (drawn weights, attention, subclassed layers), or if a batch norm
     computes statistics of the pass, which would pool the draws.
     """
-    pooled = any(norm.statistics in _OF_THE_PASS and isinstance(norm.layer, _BatchNorm) for norm in model.norms)
+    pooled = any(norm.statistics in _OF_THE_PASS and isinstance(norm.layer, BatchNorm) for norm in model.norms)
     return not pooled and not any(getattr(hook, "__func__", None) in _DRAWN for _, hook in model._after)
 
 

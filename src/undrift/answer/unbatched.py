@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from undrift._errors import DataError, OutputError, UndriftError
+from undrift.system.private import ConvNd
 
 _SIDES = {1: "length", 2: "height × width", 3: "depth × height × width"}
 
@@ -21,7 +21,7 @@ def refuse_unbatched(net: nn.Module, images: Tensor, error: Exception | None = N
         isinstance(error, UndriftError) and not isinstance(error, OutputError)
     ):
         return
-    sides = max((len(m.kernel_size) for m in net.modules() if isinstance(m, _ConvNd)), default=0)
+    sides = max((len(m.kernel_size) for m in net.modules() if isinstance(m, ConvNd)), default=0)
     missing = sides + 2 - images.ndim
     if sides not in _SIDES or missing < 1:
         return

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
 from undrift._errors import DataError, OptionError
+from undrift.system.private import forget_workers
 
 Item = TypeVar("Item")
 FEW = 256
@@ -104,5 +104,5 @@ def _hear_when_waiting(items: Any) -> None:
     the message that a worker was lost.
     """
     if getattr(items, "_worker_pids_set", False):
-        torch._C._remove_worker_pids(id(items))
+        forget_workers(items)
         items._worker_pids_set = False

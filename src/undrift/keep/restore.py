@@ -7,8 +7,8 @@ import torch
 
 from undrift._errors import OptionError
 from undrift._types import Keeper, named_learnables, named_sources
+from undrift.kernels import normal
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.seeds import normal
 from undrift.system.seeded import draw_keys, own_generator
 
 

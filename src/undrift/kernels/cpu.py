@@ -1,21 +1,66 @@
-"""The fused functions on a CPU: ε is drawn in `pieces`, in y's memory order and with the energy inside where it can be.
+"""The functions on a CPU: ε is drawn in `cpu_pieces`, in y's memory order and with the energy inside where it can be.
 
-What the backward pass needs, √plane·ε, is kept: memory is not what a CPU lacks.
+What the backward pass needs, √plane·ε, is kept: memory is not what a CPU lacks. There is no second derivative.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 
+from undrift.kernels import reference
 from undrift.kernels.cpu_pieces import FLOAT, fill
+from undrift.kernels.layout import dense
 from undrift.kernels.reference import by_channel
-from undrift.kernels.triton import tiles
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def supports(*tensors: Tensor) -> bool:
-    """Return whether these tensors can be worked on here: real numbers on a CPU, in any memory order."""
-    return all(t.device.type == "cpu" and t.dtype in _DTYPES for t in tensors)
+def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
+    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
+    total: Tensor = _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+    return total
+
+
+def add_noise(
+    y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
+) -> Tensor:
+    """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
+    out: Tensor = _AddNoise.apply(y, plane, log_var, key, first_row, groups, last)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _SquareSum(Function):
+    """PyTorch's operators, with a gradient from x as it is: autograd would keep 2·x, in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.settings = settings
+        return reference.square_sum(x, *settings)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return reference.square_sum_gradient(grad, x, *ctx.settings), None, None
+
+
+class _AddNoise(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, plane: Tensor, log_var: Tensor, *settings: Any) -> Tensor:
+        out, kept = noisy(y, plane, log_var, *settings)
+        ctx.save_for_backward(plane, log_var, kept)
+        ctx.settings = settings[2:]
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        plane, log_var, kept = ctx.saved_tensors
+        grads: tuple[Tensor | None, Tensor | None] = (None, None)
+        if any(ctx.needs_input_grad[1:3]):
+            grads = noise_gradients(grad, kept, plane, log_var, *ctx.settings)
+        return grad, *grads, None, None, None, None
 
 
 def noise(y: Tensor, plane: Tensor, key: Tensor, first_row: int, groups: int, last: bool) -> Tensor:
@@ -38,11 +83,11 @@ def noise(y: Tensor, plane: Tensor, key: Tensor, first_row: int, groups: int, la
     return out
 
 
-def add_noise(
+def noisy(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> tuple[Tensor, Tensor]:
     """Return y + σ·√plane·ε and, to keep for the backward pass, √plane·ε; in y's memory order, where it is `dense`."""
-    y = tiles.dense(y, last)
+    y = y if y.is_contiguous() else dense(y, last)
     kept = noise(y, plane, key, first_row, groups, last)
     sigma = by_channel(_sigma(log_var, plane), y.shape, last)
     # Added in float32 or better, rounded once.

@@ -1,7 +1,7 @@
-"""Which implementation runs: Triton's kernels on CUDA, small pieces on a CPU, PyTorch's own operators elsewhere.
+"""The functions that layers call, and `choose`, which picks the implementation for their tensors.
 
-A graph that is being compiled is given operators: for CUDA those that the compiler looks into (`traced`), else opaque
-ones (`operators`). `force` chooses by hand.
+Triton's kernels serve CUDA, small pieces a CPU, PyTorch's own operators all else. A graph that is being compiled is
+given operators: for CUDA those that the compiler looks into (`traced`), else opaque ones (`operators`).
 """
 
 import os
@@ -15,110 +15,23 @@ from torch import Tensor
 
 from undrift._errors import OptionError, UndriftWarning
 from undrift.kernels import cpu, reference
-from undrift.kernels.triton.trial import ABSENT, INSTALLED, refusal
+from undrift.kernels.keys import keys_of
+from undrift.kernels.triton.trial import ABSENT, INSTALLED, INTERPRETED, refusal
+from undrift.system.private import dispatch_modes, exporting
 
 Path = Literal["plain", "operator", "traced", "cpu", "triton"]
 ENVIRONMENT = "UNDRIFT_NOISE"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_REAL = (*FLOATS, torch.float64)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 _SMALL = 1 << 13  # below, a handful of PyTorch calls is quicker than a loop over pieces
+# torch.library.triton_op came with PyTorch 2.6; where it is missing the opaque operators do.
+_TRACES = hasattr(torch.library, "triton_op")
 _forced: list[str] = [os.environ.get(ENVIRONMENT, "")]
 _said: set[str] = set()
 
 
-@contextmanager
-def force(path: Path) -> Iterator[None]:
-    """Use one implementation for the length of a `with` block, wherever it can run; also by UNDRIFT_NOISE=reference."""
-    if path not in get_args(Path):
-        raise OptionError(f"there is no implementation {path!r} of the noise. Choose one of {get_args(Path)}.")
-    _forced.append(path)
-    try:
-        yield
-    finally:
-        _forced.pop()
-
-
-def choose(*tensors: Tensor) -> Path:
-    """Return the implementation for these tensors (the first is the large one)."""
-    forced = _forced[-1]
-    if torch.compiler.is_compiling():
-        return "plain" if forced == "plain" else "operator" if forced == "operator" else _compiled(tensors[0])
-    if forced in {"plain", "operator"}:
-        return "plain" if forced == "plain" else "operator"
-    if torch._C._len_torch_dispatch_stack() > 0 or any(type(t) not in _PLAIN_TYPES for t in tensors):
-        return "operator"  # FakeTensor, tracers: they must see one operator, not what it does to memory
-    large = tensors[0]
-    if large.is_cuda:
-        return _on_cuda(large)
-    return "cpu" if in_pieces(*tensors) else "plain"
-
-
-def in_pieces(*tensors: Tensor) -> bool:
-    """Return whether these tensors (the first is the large one) are worth the loop over pieces of `cpu`."""
-    return cpu.supports(*tensors) and (tensors[0].numel() >= _SMALL or _forced[-1] == "cpu")
-
-
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
-
-def _compiled(large: Tensor) -> Path:
-    # An exported graph keeps its operators, for whatever device it will run on. They say why, where they draw slowly.
-    if not large.is_cuda or large.dtype not in _DTYPES or not has_triton() or not _TRACES or _exporting():
-        return "operator"
-    return "traced"  # the compiler's own kernels are Triton's too: one that cannot run ends there
-
-
-def _exporting() -> bool:
-    # Not torch.compiler.is_exporting: under the compiler of some versions (2.11) it says yes to whatever is traced.
-    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
-
-
-# torch.library.triton_op came with PyTorch 2.6; where it is missing the opaque operators do.
-_TRACES = hasattr(torch.library, "triton_op")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def quick(x: Tensor, y: Tensor) -> bool:
-    """Return whether a layer's noise may be one node of autograd: plain tensors on CUDA, nothing traced or forced."""
-    return (
-        y.is_cuda
-        and type(x) in _PLAIN_TYPES
-        and type(y) in _PLAIN_TYPES
-        and _forced[-1] in _QUICK
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not refusal(y.get_device())
-    )
-
-
-_QUICK = ("", "cpu", "triton")
-
-
-def _on_cuda(large: Tensor) -> Path:
-    """Return "triton" where its kernels can serve this tensor, else "plain", saying why once."""
-    if not has_triton():
-        return _instead("no-triton", ABSENT, "Install it")
-    if large.dtype not in _DTYPES:
-        why = f"its kernels are for float32, bfloat16 and float16, and this is {large.dtype}"
-        return _instead(str(large.dtype), why, "Take one of those")
-    why = refusal(large.get_device())
-    return _instead(why, why, "Mend that") if why else "triton"
-
-
-def _instead(reason: str, why: str, cure: str) -> Path:
-    if reason not in _said:
-        _said.add(reason)
-        warnings.warn(
-            f"noise on CUDA is drawn with PyTorch's own operators, several times slower than by one kernel: {why}. "
-            f"Results are the same. {cure}, or set {ENVIRONMENT}=plain to hear no more of it (and compile the network: "
-            "that fuses them).",
-            UndriftWarning,
-            stacklevel=2,
-        )
-    return "plain"
-
-
-def has_triton() -> bool:
-    """Return whether Triton is installed; it is imported by the first call of a kernel."""
-    return INSTALLED
+# What layers call ---------------------------------------------------------------------------------------------------
 
 
 def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor:
@@ -127,18 +40,10 @@ def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor
     Where it need not be `whole`, a linear layer's may come in parts (…, parts), for `add_noise` to add up.
     """
     path = choose(x)
-    if path == "plain":
-        return reference.square_sum(x, groups, last)
-    if path == "traced":
-        from undrift.kernels.triton import traced
-
-        parts = last and not whole and traced.in_parts(x)
-        return traced.square_parts(x) if parts else traced.square_sum(x, groups, last)
-    if path == "operator":
-        from undrift.kernels import operators
-
-        return operators.square_sum(x, groups, last)
-    return _SquareSum.apply(x, groups, last, path)  # type: ignore[no-untyped-call]
+    how = _implementation(path)
+    in_parts = path == "traced" and last and not whole and how.in_parts(x)
+    total: Tensor = how.square_parts(x) if in_parts else how.square_sum(x, groups, last)
+    return total
 
 
 def add_noise(
@@ -154,21 +59,51 @@ def add_noise(
 ) -> Tensor:
     """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype.
 
-    Of a graph's `shared` log-variances, the gradient goes to this one's `handle`. `by_rows`: what makes x reads the
-    plane's gradient once for all channels.
+    Args:
+        handle: what `share` gave for this layer, in a compiled graph: log_var's gradient goes to it.
+        by_rows: what makes x reads the plane's gradient once for all channels (a hint for compiled graphs).
     """
     path = choose(y, plane, log_var)
-    if path == "plain":
-        return reference.add_noise(y, plane, log_var, key, first_row, groups, last)
-    if path == "operator":
-        from undrift.kernels import operators
+    hints = (handle, by_rows) if path == "traced" else ()
+    out: Tensor = _implementation(path).add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
+    return out
 
-        return operators.add_noise(y, plane, log_var, key, first_row, groups, last)
-    if path == "traced":
-        from undrift.kernels.triton import traced
 
-        return traced.add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
-    return _AddNoise.apply(y, plane, log_var, key, first_row, groups, last, path)  # type: ignore[no-untyped-call]
+def add_layer_noise(
+    x: Tensor,
+    y: Tensor,
+    log_var: Tensor,
+    key: Tensor,
+    first_row: int,
+    groups: int,
+    last: bool,
+    pool: tuple[tuple[int, ...], ...],
+    extra: float,
+) -> Tensor | None:
+    """Return y with a layer's noise by a single autograd node; None where its steps have to be called one by one.
+
+    The energy Σx² + extra, its sum over each output's window, and the noise: few kernels on CUDA, uncompiled.
+
+    Args:
+        pool: window, stride and padding of the box filter; () where a window is one input.
+        extra: a constant energy at each position.
+    """
+    if not _on_kernels(y) or choose(y, x, log_var) != "triton":
+        return None
+    from undrift.kernels.triton import layer
+
+    if not layer.fits(x, y, log_var):
+        return None
+    return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row)
+
+
+def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
+    """Return the first keys of a step."""
+    if not count or not _on_kernels(step) or choose(step, seed, dtypes=(torch.int64,)) != "triton":
+        return keys_of(seed, step, count)
+    from undrift.kernels.triton import launch
+
+    return launch.keys(seed, step, count)  # one launch for sixteen
 
 
 def share(log_vars: list[Tensor], groups: list[int], last: list[bool]) -> tuple[Tensor, tuple[Tensor, ...]] | None:
@@ -199,53 +134,100 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor | None:
     return traced.narrowed(x, dtype)
 
 
-class _SquareSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: int, last: bool, path: Path) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.settings, ctx.path = (groups, last), path
-        if path == "cpu":
-            return reference.square_sum(x, groups, last)
-        from undrift.kernels.triton import launch
-
-        return launch.square_sum(x, groups, last)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        if ctx.path == "cpu":  # from x as it is: autograd would keep 2·x, in float32, and read it once more
-            return reference.square_sum_gradient(grad, x, *ctx.settings), None, None, None
-        from undrift.kernels.triton import launch
-
-        return launch.square_sum_gradient(grad, x, *ctx.settings), None, None, None
+# The choice ----------------------------------------------------------------------------------------------------------
 
 
-class _AddNoise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        y, plane, log_var, key, first_row, groups, last, path = args
-        ctx.settings = (first_row, groups, last)
-        if path == "cpu":
-            out, kept = cpu.add_noise(y, plane, log_var, key, first_row, groups, last)
-            ctx.save_for_backward(plane, log_var, kept)
-            return out
-        from undrift.kernels.triton import launch
+@contextmanager
+def force(path: Path) -> Iterator[None]:
+    """Use one implementation for the length of a `with` block, wherever it can run; also by UNDRIFT_NOISE=plain."""
+    if path not in get_args(Path):
+        raise OptionError(f"there is no implementation {path!r} of the noise. Choose one of {get_args(Path)}.")
+    _forced.append(path)
+    try:
+        yield
+    finally:
+        _forced.pop()
 
-        ctx.save_for_backward(plane, log_var, None, key)
-        return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        plane, log_var, kept, *key = ctx.saved_tensors
-        first_row, groups, last = ctx.settings
-        grads: tuple[Tensor | None, Tensor | None] = (None, None)
-        if any(ctx.needs_input_grad[1:3]):
-            if key:
-                from undrift.kernels.triton import launch
+def choose(*tensors: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Path:
+    """Return the implementation for these tensors; the first is the large one, and `dtypes` what kernels take."""
+    forced, large = _forced[-1], tensors[0]
+    if forced == "plain":
+        return "plain"
+    if torch.compiler.is_compiling():
+        return "operator" if forced == "operator" else _compiled(large, dtypes)
+    # FakeTensor, tracers: they must see one operator, not what it does to memory.
+    if forced == "operator" or dispatch_modes():
+        return "operator"
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN_TYPES:
+            return "operator"
+    if _on_kernels(large):
+        return on_cuda(large, dtypes)
+    return "cpu" if in_pieces(*tensors) else "plain"
 
-                grads = launch.noise_gradients(grad, plane, log_var, key[0], first_row, groups, last)
-            else:
-                grads = cpu.noise_gradients(grad, kept, plane, log_var, groups, last)
-        return grad, *grads, None, None, None, None, None
+
+def _on_kernels(tensor: Tensor) -> bool:
+    """Return whether Triton's kernels are for this tensor: on CUDA, or by force in Triton's interpreter."""
+    return tensor.is_cuda or (_forced[-1] == "triton" and INTERPRETED)
+
+
+def _implementation(path: Path) -> Any:
+    """Return the module whose `square_sum` and `add_noise` are to be called, imported where a machine needs it."""
+    if path == "plain":
+        return reference
+    if path == "cpu":
+        return cpu
+    if path == "operator":
+        from undrift.kernels import operators
+
+        return operators
+    if path == "traced":
+        from undrift.kernels.triton import traced
+
+        return traced
+    from undrift.kernels.triton import eager
+
+    return eager
+
+
+def in_pieces(*tensors: Tensor) -> bool:
+    """Return whether these tensors (the first is the large one) are worth the loop over pieces of `cpu`."""
+    large = tensors[0].numel() >= _SMALL or _forced[-1] == "cpu"
+    return large and all(t.device.type == "cpu" and t.dtype in _REAL for t in tensors)
+
+
+def _compiled(large: Tensor, dtypes: tuple[torch.dtype, ...]) -> Path:
+    # An exported graph keeps its operators, for whatever device it will run on. They say why, where they draw slowly.
+    if not large.is_cuda or large.dtype not in dtypes or not has_triton() or not _TRACES or exporting():
+        return "operator"
+    return "traced"  # the compiler's own kernels are Triton's too: one that cannot run ends there
+
+
+def on_cuda(large: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> Path:
+    """Return "triton" where its kernels can serve this tensor, else "plain", saying why once."""
+    if not has_triton():
+        return _instead("no-triton", ABSENT, "Install it")
+    if large.dtype not in dtypes:
+        why = f"its kernels are for float32, bfloat16 and float16, and this is {large.dtype}"
+        return _instead(str(large.dtype), why, "Take one of those")
+    why = refusal(large.get_device())
+    return _instead(why, why, "Mend that") if why else "triton"
+
+
+def has_triton() -> bool:
+    """Return whether Triton is installed; it is imported by the first call of a kernel."""
+    return INSTALLED
+
+
+def _instead(reason: str, why: str, cure: str) -> Path:
+    if reason not in _said:
+        _said.add(reason)
+        warnings.warn(
+            f"noise on CUDA is drawn with PyTorch's own operators, several times slower than by one kernel: {why}. "
+            f"Results are the same. {cure}, or set {ENVIRONMENT}=plain to hear no more of it (and compile the network: "
+            "that fuses them).",
+            UndriftWarning,
+            stacklevel=2,
+        )
+    return "plain"

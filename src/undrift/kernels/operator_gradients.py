@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from undrift.kernels import reference
-from undrift.kernels.triton import tiles
+from undrift.kernels.layout import dense
 
 
 def keep_input(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
@@ -53,7 +53,7 @@ def of_add_noise(
             # writes it once for both, and else once for each (a ViT's queries, keys and values: 27 µs a layer).
             grad, plane = grad.reshape(-1, shape[-1]), plane.reshape(-1, of_plane[-1])
             first_row *= math.prod(shape[1:-1])
-        grad = tiles.dense(grad, last)  # one copy, where there must be one, for us and for the layer
+        grad = dense(grad, last)  # one copy, where there must be one, for us and for the layer
         settings = (first_row, groups, last)
         pull, grad_log_var = None, None
         rest: list[Tensor | None] = [None] * ctx.rest

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG001 (a fake implementation takes all that the real one takes)
-"""The fused functions as operators of torch.library: one node for torch.compile, export, FakeTensor and autocast.
+"""The functions as operators of torch.library: one node for torch.compile, export, FakeTensor and autocast.
 
 On CUDA they run Triton's kernels, on a CPU small pieces, elsewhere PyTorch's own operators: as uncompiled code does.
 Their backward passes are operators too, and draw ε again. A second derivative is not provided: autograd says so when
@@ -9,12 +9,15 @@ asked for one.
 import torch
 from torch import Tensor
 
+from undrift._errors import UndriftError
 from undrift.kernels import cpu, dispatch, operator_gradients, reference
+from undrift.kernels.keys import GOLDEN
+from undrift.system.private import recomputes_more
 
 
 def _launches(tensor: Tensor) -> bool:
     """Return whether Triton's kernels serve it; where they should and cannot, that is said once."""
-    return tensor.is_cuda and dispatch._on_cuda(tensor) == "triton"
+    return tensor.is_cuda and dispatch.on_cuda(tensor) == "triton"
 
 
 @torch.library.custom_op("undrift::square_sum", mutates_args=())
@@ -46,7 +49,7 @@ def add_noise(
 
         return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
     if dispatch.in_pieces(y, plane, log_var):
-        out, _ = cpu.add_noise(y, plane, log_var, key, first_row, groups, last)
+        out, _ = cpu.noisy(y, plane, log_var, key, first_row, groups, last)
     else:
         out = reference.add_noise(y, plane, log_var, key, first_row, groups, last)
     # In y's memory format, as promised to the compiler.
@@ -83,3 +86,26 @@ def _(
 
 
 operator_gradients.of_add_noise(add_noise, noise_gradients)
+
+
+@torch.library.custom_op("undrift::keys", mutates_args=())
+def keys(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
+    """Return the first `count` keys of a step, a row of them for each time that a weight may be used.
+
+    A graph moves the step counter in place. What autograd's compiler can compute again in the backward pass, it does
+    not keep; from the counter, which has moved by then, it would compute the next step's keys. An operator that it
+    knows nothing of is by default not computed again: the keys themselves are kept.
+    """
+    first = dispatch.keys(seed, step, count)
+    return first + (torch.arange(uses, device=step.device) * GOLDEN)[:, None]
+
+
+@keys.register_fake
+def _(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
+    if recomputes_more():
+        raise UndriftError(
+            "the compiler is told to compute more again in the backward pass (torch._functorch.config: "
+            "aggressive_recomputation, or an activation_memory_budget below 1), and would draw other noise there; "
+            "needed: neither. Set them to False and 1, or use torch.utils.checkpoint inside the network."
+        )
+    return step.new_empty((uses, count))

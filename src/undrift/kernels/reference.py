@@ -1,4 +1,4 @@
-"""The fused functions in PyTorch's own operators: the definition, differentiable by autograd, for any device and dtype.
+"""Define the functions in PyTorch's own operators: differentiable by autograd, for any device and dtype.
 
 `last` says where the channels are: in the last dimension (linear layers), else in dimension 1 (convolutions).
 """
@@ -74,12 +74,12 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 
 def by_channel(values: Tensor, shape: torch.Size, last: bool) -> Tensor:
-    """Return one value a channel, shaped to meet an output of that shape."""
+    """Return one value per channel, shaped to meet an output of that shape."""
     return values if last else values.view(-1, *(1,) * (len(shape) - 2))
 
 
 def spread(planes: Tensor, shape: torch.Size, groups: int, last: bool) -> Tensor:
-    """Return one plane a group as one plane an output channel, or the plane itself where it broadcasts."""
+    """Return one plane per group as one plane per output channel, or the plane itself where it broadcasts."""
     if last or groups == 1:
         return planes
     return planes.unsqueeze(2).expand(-1, -1, shape[1] // groups, *planes.shape[2:]).flatten(1, 2)

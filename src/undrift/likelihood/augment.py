@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError
+from undrift.kernels import normal
 from undrift.likelihood.views import JITTERS, Outside, View, seen
-from undrift.posterior.seeds import normal
 from undrift.system.seeded import draw_keys, own_generator
 
 if TYPE_CHECKING:

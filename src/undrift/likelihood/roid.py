@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift._errors import OptionError
 from undrift._types import Step
@@ -14,6 +13,7 @@ from undrift.likelihood.augment import Augment
 from undrift.likelihood.rows import entropies, symmetric_cross_entropies
 from undrift.posterior.norm import Norm
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.private import BatchNorm
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -156,7 +156,7 @@ def corrected_prior(logits: Tensor) -> Tensor:
 
 def _of_the_batch(policy: Norm) -> bool:
     """Return whether some norm layer uses batch statistics in a step."""
-    keeps_none = policy.statistics is None and isinstance(policy.layer, _BatchNorm)
+    keeps_none = policy.statistics is None and isinstance(policy.layer, BatchNorm)
     return keeps_none or policy.statistics in ("batch", "train")
 
 

@@ -28,6 +28,7 @@ from undrift.loop.gradient import Found, Gradient
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.autocast import weights_moved
+from undrift.system.private import copy_all
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it
 Standing = tuple[dict[str, Tensor | None], str, Tensor | None]  # and the tensor that is there
@@ -246,4 +247,4 @@ def _copy(values: Sequence[Tensor], to: Sequence[Tensor]) -> None:
     """Copy tensors to others: one launch for all of one dtype."""
     for dtype in {t.dtype for t in to}:
         pairs = [(mine, value) for mine, value in zip(to, values, strict=True) if mine.dtype is dtype]
-        torch._foreach_copy_([mine for mine, _ in pairs], [value for _, value in pairs])
+        copy_all([mine for mine, _ in pairs], [value for _, value in pairs])

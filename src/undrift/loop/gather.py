@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from undrift._errors import OptionError, UndriftWarning
 from undrift.options import Options
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.private import BatchNorm
 from undrift.system.validate import count_or_none
 
 SIZES = 4  # of images, each with a batch of its own that fills
@@ -130,7 +130,7 @@ def _by_batch(model: Perturbed, statistics: Sequence[str | None]) -> list[Any]:
     return [
         policy
         for policy in model.norms
-        if isinstance(policy.layer, _BatchNorm)
+        if isinstance(policy.layer, BatchNorm)
         and not isinstance(policy.layer, nn.BatchNorm1d)
         and policy.statistics in statistics
     ]

@@ -20,6 +20,7 @@ from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import fill_likelihood, likelihood_state, moving_by, restore, snapshot
 from undrift.system.autocast import weights_moved
+from undrift.system.private import exp_all
 
 
 class OnlineSteps:
@@ -92,7 +93,7 @@ class OnlineSteps:
             return False
         with torch.no_grad():
             # Variances, not their logarithms: −inf is a sound variance of 0, and 100 an infinite one.
-            size = get_total_norm([*values, *(torch._foreach_exp(log_vars) if log_vars else ())])
+            size = get_total_norm([*values, *(exp_all(log_vars) if log_vars else ())])
             numbers = [size + kl_term(self.model, size=self.seen).to(size)]
         if self.guard is not None:
             # An unsound network is asked too; `reset` makes the guard forget the answer.

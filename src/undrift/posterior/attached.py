@@ -101,7 +101,6 @@ class Attached:
         with uninterrupted():
             if not self.removed:
                 self.removed = True
-                self.key.rows = None  # it holds all noises, and these their key: only a collector would find them
                 if not self.aside:
                     self.detach()
 

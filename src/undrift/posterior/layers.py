@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from undrift.system.interrupts import surely
+from undrift.system.private import ConvNd, ConvTransposeNd
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -32,9 +32,9 @@ _STANDARD = (
 
 def kind(layer: nn.Module) -> str | None:
     """Return "conv", "conv_transpose", "linear" or "attention"; None for anything that is not perturbed."""
-    if isinstance(layer, _ConvTransposeNd):
+    if isinstance(layer, ConvTransposeNd):
         return "conv_transpose"
-    if isinstance(layer, _ConvNd):
+    if isinstance(layer, ConvNd):
         return "conv"
     if isinstance(layer, nn.Linear):
         return "linear"
@@ -167,17 +167,17 @@ def _set_changed(modules: list[nn.Module], flags: list[bool]) -> None:
 
 
 def kernels(layer: nn.Module, weight: Tensor) -> Tensor:
-    """Return the weight as one row a kernel: all weights that feed one output channel (or one output unit)."""
-    if not isinstance(layer, _ConvTransposeNd):
+    """Return the weight as one row per kernel: all weights that feed one output channel (or one output unit)."""
+    if not isinstance(layer, ConvTransposeNd):
         return weight.flatten(1)
     grouped = weight.unflatten(0, (layer.groups, -1))  # groups, inputs, outputs, *window
     return grouped.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def per_weight(layer: nn.Module, values: Tensor, weight: Tensor) -> Tensor:
-    """Return one value a kernel, spread so that it broadcasts against the weight."""
+    """Return one value per kernel, spread so that it broadcasts against the weight."""
     tail = (1,) * (weight.ndim - 2)
-    if not isinstance(layer, _ConvTransposeNd):
+    if not isinstance(layer, ConvTransposeNd):
         return values.view(-1, 1, *tail)
     per_group = values.view(layer.groups, 1, -1).expand(-1, weight.shape[0] // layer.groups, -1)
     return per_group.reshape(weight.shape[0], weight.shape[1], *tail)
@@ -187,10 +187,10 @@ def apply(layer: nn.Module, x: Tensor, weight: Tensor, output_shape: torch.Size,
     """Return the layer's linear map with another weight and no bias; `output_shape` settles a transposed one's size."""
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight)
-    assert isinstance(layer, _ConvNd)
+    assert isinstance(layer, ConvNd)
     groups = layer.groups if groups is None else groups
     dims = len(layer.kernel_size)
-    if isinstance(layer, _ConvTransposeNd):
+    if isinstance(layer, ConvTransposeNd):
         # forward(x, output_size=…) overrides output_padding, so it is read off what came out.
         padding = [int(p) for p in layer.padding]
         least = [
@@ -213,12 +213,12 @@ def channels(layer: nn.Module) -> tuple[bool, int]:
 def box(layer: nn.Module, plane: Tensor, output_shape: torch.Size) -> Tensor:
     """Return the energy under each output's window (batch, groups, *output) from the energy of a group's channels.
 
-    With one variance a kernel, every weight of the window has the same variance, so the second convolution of local
+    With one variance per kernel, every weight of the window has the same variance, so the second convolution of local
     reparameterisation is a sum over channels and a box filter. Exact, for any stride, padding and dilation.
     """
     how = pool(layer)
     if how is None:
-        assert isinstance(layer, _ConvNd)
+        assert isinstance(layer, ConvNd)
         window = plane.new_ones(layer.groups, 1, *layer.kernel_size)
         return apply(layer, plane, window, output_shape, groups=layer.groups)
     if not how:
@@ -234,11 +234,11 @@ def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:
     """
     if isinstance(layer, nn.Linear):
         return ()
-    assert isinstance(layer, _ConvNd)
-    window, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    if isinstance(layer, _ConvTransposeNd) or layer.padding_mode != "zeros" or isinstance(padding, str):
+    assert isinstance(layer, ConvNd)
+    if isinstance(layer, ConvTransposeNd) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
-    if len(window) != 2 or max(layer.dilation) > 1 or any(2 * p > k for p, k in zip(padding, window, strict=True)):
+    window, stride, padding = layer.kernel_size, layer.stride, layer.padding
+    if len(window) != 2 or max(layer.dilation) > 1 or 2 * padding[0] > window[0] or 2 * padding[1] > window[1]:
         return None
     return () if max(window) == 1 and max(stride) == 1 else (window, stride, padding)
 
@@ -247,8 +247,8 @@ def effective_shape(layer: nn.Module) -> torch.Size:
     """Return the shape of the layer's weight without computing it."""
     if isinstance(layer, nn.Linear):
         return torch.Size((layer.out_features, layer.in_features))
-    assert isinstance(layer, _ConvNd)
+    assert isinstance(layer, ConvNd)
     outer, inner = layer.out_channels, layer.in_channels // layer.groups
-    if isinstance(layer, _ConvTransposeNd):
+    if isinstance(layer, ConvTransposeNd):
         outer, inner = layer.in_channels, layer.out_channels // layer.groups
     return torch.Size((outer, inner, *layer.kernel_size))

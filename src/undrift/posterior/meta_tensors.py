@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor
 
 from undrift._errors import CannotPerturb
 from undrift.posterior.norm import KINDS
+from undrift.system.private import is_fake
 
 
 def refuse_empty(net: nn.Module, chosen: Sequence[nn.Module]) -> None:
@@ -15,14 +15,14 @@ def refuse_empty(net: nn.Module, chosen: Sequence[nn.Module]) -> None:
     norms = [module for module in net.modules() if isinstance(module, KINDS)]
     looked_at = {id(t) for m in (*chosen, *norms) for t in (*m.parameters(), *m.buffers())}
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
-        if id(tensor) in looked_at and (tensor.is_meta or isinstance(tensor, FakeTensor)):
-            kind = "a fake tensor" if isinstance(tensor, FakeTensor) else "on the meta device"
+        if id(tensor) in looked_at and (tensor.is_meta or is_fake(tensor)):
+            kind = "a fake tensor" if is_fake(tensor) else "on the meta device"
             raise CannotPerturb(
                 f"{type(net).__name__}'s {name} is {kind}: it has a shape and no values. A prior needs them: it is "
                 "made of the weights' variance. Load the weights first; once perturbed, a network may be called under "
                 "FakeTensorMode(allow_non_fake_inputs=True)."
             )
-    if detect_fake_mode() is not None:
+    if is_fake(torch.empty(0)):  # what is made here would be
         raise CannotPerturb(
             f"{type(net).__name__} was to be perturbed under FakeTensorMode, where log-variances would have no values. "
             "Perturb it before; a perturbed network may be called there, with allow_non_fake_inputs=True."

@@ -6,20 +6,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules.module import _global_forward_hooks
 
 from undrift._errors import UndriftError
-from undrift.kernels import add_noise, narrowed, normal, quick, square_sum
+from undrift.kernels import add_layer_noise, add_noise, narrowed, normal, square_sum
 from undrift.kernels.reference import by_channel, safe_sqrt, spread, wide
-from undrift.kernels.triton.known import Known
-from undrift.kernels.triton.layer import noisy, plan_of
-from undrift.kernels.triton.own import alone
-from undrift.kernels.triton.tiles import dense
 from undrift.options import Energy, Options, Sharing
 from undrift.posterior import layers
+from undrift.posterior.energy import centred, input_energy
 from undrift.posterior.prior import initial_log_var, kernel_variance, prior_variance
-from undrift.posterior.seeds import Key, rank
+from undrift.posterior.seeds import Key
+from undrift.system.private import hooked_globally
 
 
 class Noise(nn.Module):
@@ -59,7 +55,6 @@ class Noise(nn.Module):
         # How many weights stand behind each variance; on the device, for sums over all layers at once.
         self.register_buffer("share", variance.new_tensor(self.weights / self.log_var.numel()), persistent=False)
         key.enlist(number)
-        self._known: Known | None = None  # the layer as its last pass met it
         self._key = (key,)  # in a tuple: shared by all noises, registered once, by the perturbed network
 
     @property
@@ -71,132 +66,19 @@ class Noise(nn.Module):
         """Return σ over the standard deviation of its kernel."""
         return (0.5 * (self.log_var.detach() - self.kernel_var.log())).exp()
 
-    def variance(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """Return the variance of each output: σ² of the kernel × energy in its window, or the full second map."""
-        if self.sharing == "weight":
-            energy = input_energy(layer, x, self.energy, self.offset)
-            return layers.apply(layer, energy, self.log_var.exp().to(energy.dtype), output_shape)
-        plane = self.plane(layer, x, output_shape)
-        last, groups = layers.channels(layer)
-        return by_channel(self.log_var.exp().to(plane.dtype), output_shape, last) * spread(
-            plane, output_shape, groups, last
-        )
-
-    def plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size, whole: bool = True) -> Tensor:
-        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output.
-
-        Where it need not be `whole`, it may come in parts for `add_noise`.
-        """
-        last, groups = layers.channels(layer)
-        if self.energy == "centred":
-            x = centred(layer, x)
-        energy = square_sum(x, groups, last, whole or self.energy == "offset")
-        if self.energy == "offset":
-            energy = energy + self.offset * (x.shape[-1] if last else x.shape[1] // groups)
-        return layers.box(layer, energy, output_shape)
-
-    def std(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
-        """Return the standard deviation of each output."""
-        return safe_sqrt(self.variance(layer, x, output_shape))
-
-    def draw(self, layer: nn.Module, shape: torch.Size, key: Tensor | None = None) -> Tensor:
-        """Return one Δw, the same for every use of the weight in this step."""
-        key = self.key.of(self.number) if key is None else key
-        assert key is not None, "no noise is drawn where it is off"
-        sigma = (0.5 * self.log_var).exp()
-        if self.sharing == "kernel":
-            sigma = layers.per_weight(layer, sigma, torch.empty(shape, device="meta"))
-        return sigma * normal(key.to(sigma.device), shape)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": None}  # a copy has layers of its own
-
     # Hooks ------------------------------------------------------------------------------------------------------
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        keys = self._key[0]
-        if not torch.compiler.is_compiling():
-            now, known = keys.ready, self._known
-            if now is not None and known is not None and known.layer() is layer and keys.noisy and not keys.stale:
-                again = known.add(now, layer, self, args[0] if args else kwargs["input"], output)
-                if again is not None:
-                    return again
-        key = keys.next(self.number)
+        key = self._key[0].next(self.number)
         if key is None:
             return None
-        if not torch.compiler.is_compiling():
-            quickly = self._quick(layer, args[0] if args else kwargs["input"], output, key)
-            if quickly is not None:
-                return quickly
         x, batched = self._input(layer, args, kwargs, output)
-        x, output = self._narrow(layer, x, output)
-        y = output if batched else output.unsqueeze(0)
-        x = x if batched else x.unsqueeze(0)
-        with without_autocast(x.device):
-            out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
+        if torch.compiler.is_compiling():
+            x, output = self._narrow(layer, x, output)
+        x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
+        out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
         return out if batched else out.squeeze(0)
-
-    def _quick(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor) -> Tensor | None:
-        """Return y with its noise by one node of autograd, or None where that cannot be: autocast need not be left."""
-        if self.sharing != "kernel" or not quick(x, y):
-            return None
-        now, given = self._key[0].ready, x
-        place = rank() if now is None else now.rank  # asked for once a pass
-        means: tuple[int, ...] = ()
-        if self.energy == "centred":
-            if x.requires_grad:
-                return None
-            means, x = positions(layer, x), centred(layer, x)  # images: nothing goes back through their mean
-        log_var: Any = self._parameters.get("log_var")  # nn.Module looks elsewhere first
-        if log_var is None:  # a parametrization makes it
-            return None
-        offset = self.offset if self.energy == "offset" else 0.0
-        plan = plan_of(layer, x, y, log_var, offset, place)
-        copied = plan is None
-        if copied:
-            # One token of a row of them, say: its copy takes a tenth of the time of the longer way.
-            x = dense(x, isinstance(layer, nn.Linear))
-            plan = plan_of(layer, x, y, log_var, offset, place)
-        if plan is None:
-            return None
-        if key.get_device() != x.get_device():
-            key = key.to(x.device)
-        elif now is not None and (self._known is None or self._known.layer() is layer):
-            # Of a weight that two layers share, the first is known: else each would be forgotten for the other.
-            known = Known(layer, self.number, given, y, log_var, plan, now, means, copied)
-            # Of an input that is prepared, one thing at a time: not centred and copied, nor cast alone.
-            usable = known.add is not None and (x is given or bool(means) is not copied)
-            vars(self)["_known"] = known if usable else None
-        return noisy(x, y, log_var, key, plan, alone(layer, self))
-
-    def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
-
-        Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
-        are one tensor of that precision. The product that the layer has made is not looked at again: no kernel is made
-        for it.
-        """
-        # Somebody else may have changed y, or made it otherwise.
-        other = len(layer._forward_hooks) > 1 or _global_forward_hooks or "forward" in layer.__dict__
-        if type(layer) is not nn.Linear or other or self.sharing != "kernel":
-            return x, y
-        low = narrowed(x, y.dtype)
-        return (x, y) if low is None else (low, F.linear(low, layer.weight, layer.bias))
-
-    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
-        last, groups = layers.channels(layer)
-        if self.sharing == "kernel":
-            handles = self.key.handles
-            handle = None if handles is None else handles[self.number]
-            plane = self.plane(layer, x, y.shape, whole=False)
-            # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
-            by_rows = last and y.shape[-1] > x.shape[-1]
-            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)
-        std = self.std(layer, x, y.shape)
-        noise = std * normal(key, y.shape, first_row).to(std.dtype)
-        # Noise in float32, cast last: autocast must not turn its outputs into float32.
-        return y + noise.to(y.dtype)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add the layer's response to one draw of Δw for the whole batch."""
@@ -211,6 +93,7 @@ class Noise(nn.Module):
         return output + noise.to(output.dtype)
 
     def _input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> tuple[Tensor, bool]:
+        """Return a layer's input, and whether it has a batch dimension."""
         x: Tensor = args[0] if args else kwargs["input"]
         if x.device != self.log_var.device:
             raise UndriftError(
@@ -220,73 +103,89 @@ class Noise(nn.Module):
         dims = 1 if isinstance(layer, nn.Linear) else len(layer.kernel_size) + 1
         return x, output.ndim > dims
 
+    def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
 
-class Rerun(nn.Module):
-    """Perturbs a module that noise cannot be added behind, by running it again with drawn weights.
+        Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
+        are one tensor of that precision. The product that the layer has made is not looked at again: no kernel is made
+        for it.
+        """
+        # Somebody else may have changed y, or made it otherwise.
+        other = len(layer._forward_hooks) > 1 or hooked_globally() or "forward" in layer.__dict__
+        if type(layer) is not nn.Linear or other or self.sharing != "kernel":
+            return x, y
+        low = narrowed(x, y.dtype)
+        return (x, y) if low is None else (low, F.linear(low, layer.weight, layer.bias))
 
-    `nn.MultiheadAttention` uses its projections without calling them, and a subclass of a convolution may do anything
-    to its input first. Both are faithful when their weights are w_s + Δw while they run.
-    """
+    # Noise ------------------------------------------------------------------------------------------------------
 
-    def __init__(self, layer: nn.Module, noises: dict[str, Noise]) -> None:
-        super().__init__()
-        # In tuples: the perturbed network registers them.
-        self._noises = tuple(noises.items())
-        self._forward = (_Forward(layer),)
+    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
+        """Return y + σ·ε for a batch; σ² is `variance`, which is not written out where kernels share one."""
+        if self.sharing == "weight":
+            with without_autocast(x.device):
+                std = safe_sqrt(self.variance(layer, x, y.shape))
+                noise = std * normal(key, y.shape, first_row).to(std.dtype)
+                # Noise in float32, cast last: autocast must not turn its outputs into float32.
+                return y + noise.to(y.dtype)
+        last, groups = layers.channels(layer)
+        if self.energy == "centred":
+            x = centred(layer, x)
+        pool = layers.pool(layer)
+        if pool is not None:
+            extra = self._constant(x, groups, last)
+            out = add_layer_noise(x, y, self.log_var, key, first_row, groups, last, pool, extra)
+            if out is not None:
+                return out
+        # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
+        by_rows = last and y.shape[-1] > x.shape[-1]
+        handle = None if self.key.handles is None else self.key.handles[self.number]
+        with without_autocast(x.device):
+            plane = self._plane(layer, x, y.shape, whole=False)
+            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)
 
-    def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
-        """Return the module's output under one draw of its weights."""
-        weights = {}
-        for name, noise in self._noises:
-            key = noise.key.of(noise.number)
-            if key is None:
-                return None
-            holder, _, attribute = name.rpartition(".")
-            module = layer.get_submodule(holder)
-            weight = getattr(module, attribute)  # not detached: where it is trained, this pass is all that teaches it
-            weights[name] = (weight + noise.draw(module, weight.shape, key)).to(weight.dtype)
-        # Its forward, not the module: the user's hooks on it see one call.
-        return functional_call(self._forward[0], {f"layer.{n}": w for n, w in weights.items()}, args, kwargs)
+    def variance(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
+        """Return the variance of each output: σ² of the kernel × energy in its window, or the full second map."""
+        if self.sharing == "weight":
+            energy = input_energy(layer, x, self.energy, self.offset)
+            return layers.apply(layer, energy, self.log_var.exp().to(energy.dtype), output_shape)
+        last, groups = layers.channels(layer)
+        plane = self._plane(layer, centred(layer, x) if self.energy == "centred" else x, output_shape)
+        sigma_squared = by_channel(self.log_var.exp().to(plane.dtype), output_shape, last)
+        return sigma_squared * spread(plane, output_shape, groups, last)
 
+    def _plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size, whole: bool = True) -> Tensor:
+        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output.
 
-class _Forward(nn.Module):
-    """A module that is another one's forward method."""
+        Where it need not be `whole`, it may come in parts for `add_noise`.
+        """
+        last, groups = layers.channels(layer)
+        energy = square_sum(x, groups, last, whole or self.energy == "offset")
+        if self.energy == "offset":
+            energy = energy + self._constant(x, groups, last)
+        return layers.box(layer, energy, output_shape)
 
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
+    def _constant(self, x: Tensor, groups: int, last: bool) -> float:
+        """Return what the energy "offset" adds at each position."""
+        return self.offset * (x.shape[-1] if last else x.shape[1] // groups) if self.energy == "offset" else 0.0
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.layer.forward(*args, **kwargs)
-
-
-def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> Tensor:
-    """Return what stands for x² in the variance path, in float32 or better.
-
-    - "square": x², the paper's.
-    - "offset": x² + constant, as released; zero padding still gets none.
-    - "centred": (x − its mean over positions)², a sample and a channel at a time. A drawn kernel turns the constant
-      part of its input into a constant shift, which the next norm layer removes; local noise would turn it into noise
-      at every position. Without positions (a linear layer on plain vectors) there is nothing to centre: x².
-    """
-    if energy == "centred":
-        x = centred(layer, x)
-    square = x.to(wide(x.dtype)).square()
-    return square + offset if energy == "offset" else square
-
-
-def centred(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
-    x, among = x.to(wide(x.dtype)), positions(layer, x)
-    return x - x.mean(dim=among, keepdim=True) if among else x
-
-
-def positions(layer: nn.Module, x: Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a layer's input that are neither samples nor channels."""
-    return tuple(range(1, x.ndim - 1)) if isinstance(layer, nn.Linear) else tuple(range(2, x.ndim))
+    def draw(self, layer: nn.Module, shape: torch.Size, key: Tensor | None = None) -> Tensor:
+        """Return one Δw, the same for every use of the weight in this step."""
+        key = self.key.of(self.number) if key is None else key
+        assert key is not None, "no noise is drawn where it is off"
+        sigma = (0.5 * self.log_var).exp()
+        if self.sharing == "kernel":
+            sigma = layers.per_weight(layer, sigma, torch.empty(shape, device="meta"))
+        return sigma * normal(key.to(sigma.device), shape)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a context without autocast; most of the time there is none to leave, and entering takes its time."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def rank() -> int:
+    """Return this process's rank, 0 where nothing is distributed."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return 0

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.reference import wide
@@ -15,8 +13,9 @@ from undrift.options import Options, Statistics
 from undrift.posterior.norm_tracking import Tracking, can_track
 from undrift.posterior.seeds import Key
 from undrift.posterior.swap import Swapped
+from undrift.system.private import BatchNorm, InstanceNorm
 
-KINDS: tuple[type[nn.Module], ...] = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+KINDS: tuple[type[nn.Module], ...] = (BatchNorm, InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 MOVING: tuple[Statistics, ...] = ("moving", "domain", "train")
@@ -38,7 +37,7 @@ class Norm(Swapped):
         tracked = getattr(layer, "running_mean", None) is not None
         wanted: Statistics = "source" if frozen else options.norm_statistics
         self.statistics: Statistics | None = wanted if tracked else None
-        self.by_batch = self.statistics == "batch" and isinstance(layer, _BatchNorm)
+        self.by_batch = self.statistics == "batch" and isinstance(layer, BatchNorm)
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
@@ -88,7 +87,7 @@ class Norm(Swapped):
             self._move(layer, x)
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages by itself.
-        self._switch(layer, batch and isinstance(layer, _BatchNorm), tracks or not batch)
+        self._switch(layer, batch and isinstance(layer, BatchNorm), tracks or not batch)
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Restore the layer's flags and keep the statistics that it moved; no output means that its pass raised."""
@@ -184,7 +183,7 @@ class Norm(Swapped):
         x = x.to(wide(x.dtype))
         positions = tuple(range(2, x.ndim))
         # One pass over the input and few launches, as a network has many such layers.
-        if isinstance(layer, _InstanceNorm):
+        if isinstance(layer, InstanceNorm):
             var, mean = (each.mean(0) for each in torch.var_mean(x, dim=positions))
             var = var + 0 * mean  # a mean of means may overflow alone, and 0 · ∞ is NaN
         else:

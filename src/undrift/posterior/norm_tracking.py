@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from undrift.system.private import BatchNorm
 
 AVERAGES = ("running_mean", "running_var")
 COUNT = "num_batches_tracked"
-FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)  # what a subclass does with its averages is unknown
+FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)  # what a subclass does with its averages is unknown
 
 
 def can_track(layer: Any, x: Tensor) -> bool:

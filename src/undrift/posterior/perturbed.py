@@ -13,8 +13,8 @@ from undrift.options import Options
 from undrift.posterior import norm, table
 from undrift.posterior.attached import Attached, Hook, Hooks, root_of
 from undrift.posterior.input_copies import Inputs, copies
-from undrift.posterior.log_var_row import Rows
 from undrift.posterior.noise import Noise
+from undrift.posterior.prior import PriorRow
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
 from undrift.posterior.swap import Trained
@@ -33,6 +33,7 @@ class Perturbed(nn.Module):
         options: every choice that was made.
         noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
         norms: the policy of each norm layer.
+        prior: all noises' priors as one row, for the KL.
         trained: the modules whose own weights are trained; the paper trains none.
         preprocess: what happens to an image before the network sees it, where it is known.
         classes: the names of the classes, in the order of the outputs, where they are known.
@@ -40,6 +41,7 @@ class Perturbed(nn.Module):
 
     preprocess: "Preprocess | None" = None
     classes: tuple[str, ...] | None = None
+    prior: PriorRow | None
 
     def __init__(
         self, net: nn.Module, options: Options, choices: list[Choice], generator: torch.Generator | None
@@ -51,6 +53,7 @@ class Perturbed(nn.Module):
         self.key = Key(first.device, generator)
         self.noise = nn.ModuleDict()
         self.choices = choices
+        self.prior = None
         self.norms: list[norm.Norm] = []
         self.trained: list[Trained] = []
         self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
@@ -74,7 +77,9 @@ class Perturbed(nn.Module):
 
     def attach(self) -> None:
         """Put everything on the network: hooks, copies and flags; called once, by `perturb`."""
-        self.key.rows = Rows(self.noise)
+        noises = self.noises()
+        if len({noise.log_var.device for noise in noises}) == 1:
+            self.prior = PriorRow(noises)
         self._after.append((root_of(self.net), self.key.end))
         try:
             with uninterrupted():
@@ -101,7 +106,6 @@ class Perturbed(nn.Module):
             # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
             for policy in self.norms:
                 policy.settle()
-            self.key.ready = None
             raise
 
     @contextmanager

@@ -1,10 +1,16 @@
 """The prior of the perturbation, and the start of its variances."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from undrift.options import Options
 from undrift.posterior.layers import kernels
+
+if TYPE_CHECKING:
+    from undrift.posterior.noise import Noise
 
 
 def kernel_variance(layer: nn.Module, weight: Tensor, floor: float) -> Tensor:
@@ -29,3 +35,25 @@ def initial_log_var(variance: Tensor, options: Options) -> Tensor:
     if options.init == "prior":
         return prior_variance(variance, options).log()
     return (options.init_fraction * variance + options.init_offset).log()
+
+
+class PriorRow(nn.Module):
+    """The logarithm of each variance's prior, and half the number of weights behind it, of all noises as one row.
+
+    They stay what they are, so the KL need not gather them from a hundred layers in each step.
+    """
+
+    log_prior: Tensor
+    half_weights: Tensor
+
+    def __init__(self, noises: Sequence["Noise"]) -> None:
+        super().__init__()
+        log_prior, half_weights = prior_row(noises)
+        self.register_buffer("log_prior", log_prior, persistent=False)
+        self.register_buffer("half_weights", half_weights, persistent=False)
+
+
+def prior_row(noises: Sequence["Noise"]) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of each variance's prior, and half the number of weights behind it."""
+    log_prior = torch.cat([n.prior_var.expand_as(n.log_var).flatten() for n in noises]).log()
+    return log_prior, 0.5 * torch.cat([n.share.expand(n.log_var.numel()) for n in noises])

@@ -6,8 +6,9 @@ from torch import nn
 from undrift._errors import CannotPerturb
 from undrift.posterior import norm
 from undrift.posterior.attached import attached_to
-from undrift.posterior.noise import Noise, Rerun
+from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.rerun import Rerun
 from undrift.posterior.seeds import Key
 
 

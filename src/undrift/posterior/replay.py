@@ -12,9 +12,17 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from undrift._errors import UndriftError
+from undrift.system.private import (
+    dispatch_modes,
+    graph_task,
+    in_backward,
+    next_node_number,
+    running_node_number,
+    saving_hooks,
+    without_dispatch_modes,
+)
 
 T = TypeVar("T")
 _KEPT = 64
@@ -35,20 +43,9 @@ class Replay:
         if self.recording and not in_backward():
             self._table()
 
-    def idle(self) -> bool:
-        """Return whether what is asked for here is a first run, and cannot be asked for again.
-
-        A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
-        has them. Nothing else runs again, and nothing else needs a ticket. (A part of a reentrant checkpoint that turns
-        gradients on looks like nothing else, and meets an error in the backward pass.)
-        """
-        if not torch.is_grad_enabled():
-            return not self.recording
-        return not in_backward() and unhooked()
-
     def once(self, make: Callable[[], T], who: int | None = None) -> T:
         """Return make(), or what it gave when this part of the network first ran; `who` asks."""
-        if self.idle():
+        if self.runs_once():
             return make()
         ticket = _ticket()
         if torch.is_grad_enabled() and in_backward():
@@ -58,8 +55,19 @@ class Replay:
         table[ticket, who] = value
         return value
 
+    def runs_once(self) -> bool:
+        """Return whether what is asked for here is a first run, and cannot be asked for again.
+
+        A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
+        has them. Nothing else runs again, and nothing else needs a ticket. (A part of a reentrant checkpoint that turns
+        gradients on looks like nothing else, and meets an error in the backward pass.)
+        """
+        if not torch.is_grad_enabled():
+            return not self.recording
+        return graph_task() == -1 and saving_hooks(True) is None
+
     def _table(self) -> dict[Ticket, Any]:
-        table = self.forwards[torch._C._autograd._get_sequence_nr()] = {}
+        table = self.forwards[next_node_number()] = {}
         while len(self.forwards) > _KEPT:
             self.forwards.popitem(last=False)
         return table
@@ -67,8 +75,7 @@ class Replay:
     def _find(self, ticket: Ticket) -> Any:
         # Two passes that started from one state of the generator have the same tickets; the node that asks for its
         # inputs was made by one of them, and nodes are numbered.
-        node = torch._C._current_autograd_node()
-        number = node._sequence_nr() if node is not None else None
+        number = running_node_number()
         found = [(first, table) for first, table in reversed(self.forwards.items()) if ticket in table]
         for first, table in found:
             if number is None or first <= number:
@@ -91,9 +98,9 @@ _own = threading.local()
 
 def _ticket() -> int:
     """Return a number from torch's global generator, in the CPU's memory whatever the default device is."""
-    if torch._C._len_torch_dispatch_stack() == 0:
+    if not dispatch_modes():
         return _drawn()
-    with _disable_current_modes():  # a number for Python: a fake one has no value, and a recording has no use for it
+    with without_dispatch_modes():  # a number for Python: a fake one has no value, and a recording has no use for it
         return _drawn()
 
 
@@ -103,16 +110,3 @@ def _drawn() -> int:
         with torch.inference_mode(False):
             slot = _own.slot = torch.empty((), dtype=torch.int64, device="cpu")
     return int(slot.random_().item())
-
-
-_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
-def unhooked() -> bool:
-    """Return whether what autograd saves here is given to no hook; PyTorch tells since 2.8, and before it may be so."""
-    return _hooks is not None and _hooks(True) is None
-
-
-def in_backward() -> bool:
-    """Return whether autograd is in a backward pass."""
-    return torch._C._current_graph_task_id() != -1

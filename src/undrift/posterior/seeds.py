@@ -1,73 +1,28 @@
 """Where noise comes from: normal numbers that are a function of a seed, a step, a call and a sample.
 
 A `torch.Generator` cannot enter a compiled graph, and activation checkpointing does not replay one. So every number
-is computed from integers held in tensors: SplitMix64 makes a key of them here, and `undrift.kernels` makes noise of the
-key. The same key gives the same noise, on any batch split, on any rank, and when a checkpointed part of the network
-runs a second time.
+is computed from integers held in tensors: `undrift.kernels` makes a key of seed and step, and noise of the key. The
+same key gives the same noise, on any batch split, on any rank, and when a checkpointed part of the network runs again.
 """
 
 import itertools
 import operator
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # torch.compiler.disable would import all of Dynamo at once
 
+from undrift import kernels
 from undrift._errors import UndriftError, UndriftWarning
-from undrift.kernels import dispatch
-from undrift.kernels.epsilon import normal
-from undrift.kernels.triton import native
-from undrift.posterior.forward_pass import Pass
-from undrift.posterior.log_var_row import Row, Rows
-from undrift.posterior.replay import Replay, in_backward
-
-__all__ = ["Key", "count_traced", "keys_of", "mix", "normal", "rank"]
+from undrift.kernels.keys import key_of_use
+from undrift.posterior.replay import Replay
+from undrift.system.private import frame_watcher, hidden_from_compiler, in_backward, in_function_transform
 
 T = TypeVar("T")
-
-# SplitMix64 (Steele, Lea, Flood 2014), as signed 64-bit integers.
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-MIX1 = 0xBF58476D1CE4E5B9 - 2**64
-MIX2 = 0x94D049BB133111EB - 2**64
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
 
-
-def _shift(z: Tensor, bits: int) -> Tensor:
-    # >> keeps the sign of an int64; SplitMix64 shifts zeros in.
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix(z: Tensor) -> Tensor:
-    """Return SplitMix64's output for the state z: 64 well-mixed bits."""
-    z = (z ^ _shift(z, 30)) * MIX1
-    z = (z ^ _shift(z, 27)) * MIX2
-    return z ^ _shift(z, 31)
-
-
-def keys_of(seed: Tensor, step: Tensor, count: int) -> Tensor:
-    """Return the first keys of a step: SplitMix64's own stream, 2^20 keys a step."""
-    # The step is added before the product: the compiler would take arange·γ for an index, and an index does not wrap.
-    return mix(seed + (torch.arange(count, device=step.device) + step * (1 << 20)) * GOLDEN)
-
-
-def _wrap(number: int) -> int:
-    """Return the number as a signed 64-bit integer: Python's do not wrap by themselves."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-def rank() -> int:
-    """Return this process's rank, 0 where nothing is distributed."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return 0
-
-
-# Tells whether the compiler is watching; where PyTorch has no such function, it may be.
-_callback: Callable[[], Any] = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 _idents = itertools.count()
 _traced: dict[int, dict[int, int]] = {}
@@ -86,15 +41,25 @@ def count_traced(ident: int, number: int | None = None) -> int:
     return uses[number]
 
 
-# What of a pass no copy has.
-_UNDER_WAY = {"graph": None, "handles": None, "offered": None, "apart": None, "ready": None, "last": None}
-
-
 class Key(nn.Module):
     """The state all noise of one network shares: seed, step, call; and whether noise is on at all.
 
     `begin` and `end` are hooks on the network's root: each forward pass is one step. `train()` and `eval()` of the
     perturbed network arrive here too, and decide whether moving statistics move.
+
+    Attributes:
+        seed, step: tensors, so that a compiled graph can read and move them.
+        enabled: the perturbation as a whole.
+        noisy: its noise; the mean network has norm policies, but no noise.
+        weights: how many there are. Weight k gets the keys 2k (local noise) and 2k + 1 (a drawn weight).
+        calls: how often each weight was used in this step.
+        current: the step's keys, one computation for all layers.
+        graph: the same inside a graph that is being traced, a row for each use.
+        traced: a graph that holds the whole forward pass is being traced.
+        stale: a compiled forward pass has moved the step.
+        handles: where log-variances' gradients go in a graph that holds the KL (`kernels.share`).
+        offered: the handles of the pass that begins next.
+        waiting: the weights whose hook has not fired yet, by number.
     """
 
     seed: Tensor
@@ -105,21 +70,17 @@ class Key(nn.Module):
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64, device=device))
         self.ident = next(_idents)
-        self.enabled = True  # the perturbation as a whole
-        self.noisy = True  # its noise; the mean network has norm policies, but no noise
-        self.weights = 0  # how many there are: weight k gets the keys 2k (local noise) and 2k + 1 (a drawn weight)
-        self.calls: dict[int, int] = {}  # how often each weight was used in this step
-        self.traced = False  # a graph that holds the whole forward pass is being captured
-        self.stale = False  # a traced forward pass has moved the step
-        self.current: Tensor | None = None  # the step's keys of all weights: one computation for all layers
-        self.apart: tuple[Tensor, tuple[Tensor, ...]] | None = None  # those keys, and each of them
-        self.ready: Pass | None = None  # while one is under way in which nothing has to be looked up
-        self.graph: Tensor | None = None  # the same inside a graph that is being captured, a row for each use
-        self.handles: tuple[Tensor, ...] | None = None  # in a graph that holds the KL: `fused.share`
-        self.offered: tuple[Tensor, ...] | None = None  # those of the pass that begins next
-        self.rows: Rows | None = None  # where log-variances come from; a `Perturbed` has them
-        self.last: weakref.ref[Pass] | None = None  # the last pass with a row of them, as long as its graph is there
-        self.waiting: dict[int, str] = {}  # the weights whose hook has not fired yet, by number
+        self.enabled = True
+        self.noisy = True
+        self.weights = 0
+        self.calls: dict[int, int] = {}
+        self.current: tuple[Tensor, ...] | None = None
+        self.graph: Tensor | None = None
+        self.traced = False
+        self.stale = False
+        self.handles: tuple[Tensor, ...] | None = None
+        self.offered: tuple[Tensor, ...] | None = None
+        self.waiting: dict[int, str] = {}
         self.replay = Replay()
         self.reseed(generator)
 
@@ -130,12 +91,12 @@ class Key(nn.Module):
         device = generator.device if generator is not None else None
         self.seed.copy_(torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device))
         self.step.zero_()
-        self.calls, self.current, self.ready = {}, None, None
+        self.calls, self.current = {}, None
 
     def enlist(self, number: int) -> None:
         """Count a weight in: its keys are made with those of all others."""
         self.weights = max(self.weights, number + 1)
-        self.current, self.ready = None, None
+        self.current = None
 
     # Hooks of the root ------------------------------------------------------------------------------------------
 
@@ -143,19 +104,35 @@ class Key(nn.Module):
         """Open a step: noise from here on differs from all before."""
         if not self.enabled:
             return
-        if torch.compiler.is_compiling():
-            from undrift.posterior import keys_operator
-
-            self.step.add_(1)
-            # index: PyTorch 2.6 makes a symbol of a module's number that differs from one network to the next, and what
-            # is run while tracing takes no symbol.
-            self.traced = count_traced(operator.index(self.ident)) == 0
-            # Without noise no keys: an exported mean network is PyTorch's operators alone.
-            self.graph = keys_operator.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
-            self.stale = True
-            self.handles, self.offered = self.offered, None  # what a pass that raised has left is nobody's
-        else:
+        if not torch.compiler.is_compiling():
             self._begin()
+            return
+        from undrift.kernels import operators
+
+        self.step.add_(1)
+        # index: PyTorch 2.6 makes a symbol of a module's number that differs from one network to the next, and what is
+        # run while tracing takes no symbol.
+        self.traced = count_traced(operator.index(self.ident)) == 0
+        # Without noise no keys: an exported mean network is PyTorch's operators alone.
+        self.graph = operators.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
+        self.stale = True
+        self.handles, self.offered = self.offered, None  # what a pass that raised has left is nobody's
+
+    @hidden_from_compiler
+    def _begin(self) -> None:
+        if in_function_transform():
+            raise UndriftError(
+                "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
+                "Call it directly, or use the source network: with model.off()."
+            )
+        self.traced, self.handles, self.offered = False, None, None
+        self.replay.open()
+        if not in_backward():
+            self.step.add_(1)
+            self.calls, self.stale = {}, False
+            self.current = self._keys() if self.noisy else None  # the mean network asks for no key
+        # A checkpoint around the whole network calls its root again in the backward pass.
+        self.current = self.replay.once(lambda: self.current)
 
     def end(self, _net: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Close the step; after the first, name the layers that the forward pass never called."""
@@ -164,32 +141,8 @@ class Key(nn.Module):
             self.graph = self.handles = None  # a graph's tensors stay inside it
         else:
             self.replay.recording = False
-            vars(self)["ready"] = None
             if self.noisy and self.waiting:
                 self._warn_waiting()
-
-    @_disable_dynamo
-    def _begin(self) -> None:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise UndriftError(
-                "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
-                "Call it directly, or use the source network: with model.off()."
-            )
-        own = vars(self)  # past Module's own setter, which takes its time
-        own.update(traced=False, ready=None, handles=None, offered=None)
-        self.replay.open()
-        if not in_backward():
-            self.step.add_(1)
-            # The mean network asks for no key.
-            own.update(calls={}, current=self._keys() if self.noisy else None, stale=False)
-            if native.pending and dispatch.quick(self.seed, self.step):
-                native.look()
-            if self.current is not None and not self.waiting and self.replay.idle() and _callback() is None:
-                ready = own["ready"] = Pass(self._each(self.current), self.calls, rank(), self._row())
-                own["last"] = None if ready.row is None else weakref.ref(ready)
-                return
-        # A checkpoint around the whole network calls its root again in the backward pass.
-        own["current"] = self.replay.once(lambda: self.current)
 
     def _warn_waiting(self) -> None:
         names = list(self.waiting.values())
@@ -206,18 +159,12 @@ class Key(nn.Module):
     def next(self, number: int) -> Tensor | None:
         """Return a key that no other call of this step gets (local noise: each use of a layer is independent).
 
-        None where noise is off. One question, asked once: a layer has little time to spare.
+        None where noise is off.
         """
-        if not torch.compiler.is_compiling():
-            ready = self.ready
-            if not self.noisy:
-                if _callback() is None and self.replay.idle():
-                    self.waiting.pop(number, None)
-                    return None
-            elif ready is not None and not self.stale and number not in self.calls and ready.goes_on():
-                self.calls[number] = 0
-                return ready.keys[2 * number]
-        return self.once(lambda: self._fresh(number) if self.noisy else None, number)
+        watched = self.waiting or torch.compiler.is_compiling() or frame_watcher() is not None
+        if not watched and self.replay.runs_once():  # as `once` finds out in more calls; a layer has little time
+            return self._next(number) if self.noisy else None
+        return self.once(lambda: self._next(number) if self.noisy else None, number)
 
     def of(self, number: int) -> Tensor | None:
         """Return the key of one weight in this step (a drawn weight is the same in each use), or None: noise is off."""
@@ -228,30 +175,41 @@ class Key(nn.Module):
 
         `number` is that of the weight that asks, so that one which never asks can be named.
         """
-        if not torch.compiler.is_compiling() and _callback() is None:  # hiding from the compiler takes its time
-            return self._ask(make, number)
+        if not torch.compiler.is_compiling() and frame_watcher() is None:  # hiding from the compiler takes its time
+            return self._replayed(make, number)
         # Inside one graph the recomputed part reads the same tensors; only there is a ticket not needed.
-        return make() if self._in_graph() else self._replay(make, number)
+        return make() if self._in_graph() else self._hidden(make, number)
+
+    def _replayed(self, make: Callable[[], T], number: int | None) -> T:
+        if self.waiting and number is not None:
+            self.waiting.pop(number, None)
+        return self.replay.once(make, number)
+
+    _hidden = hidden_from_compiler(_replayed)
 
     def _in_graph(self) -> bool:
         return torch.compiler.is_compiling() and self.traced
 
-    def _keys(self) -> Tensor:
+    def _next(self, number: int) -> Tensor:
+        if self._in_graph():
+            return self._next_traced(number)
+        now: Tensor | tuple[Tensor, ...] | None = self.current
+        if now is None or self.stale:
+            now = self._now()
+        key, use = now[2 * number], self.calls.get(number, -1) + 1
+        self.calls[number] = use
+        return key_of_use(key, use) if use else key
+
+    def _next_traced(self, number: int) -> Tensor:
+        # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. A count is
+        # a place in a table: no sum, which would be a kernel per layer, and for the first uses no branch on it. The
+        # compiler may trace a part twice, and wants to see the same.
+        assert self.graph is not None
+        use = count_traced(operator.index(self.ident), operator.index(number))
+        return self.graph[use, 2 * number] if use < USES else key_of_use(self.graph[0, 2 * number], use)
+
+    def _now(self) -> Tensor | tuple[Tensor, ...]:
         """Return the keys of the step that `step` stands at: 2k and 2k + 1 are weight k's."""
-        count = 2 * self.weights
-        if count and not torch.compiler.is_compiling() and dispatch.quick(self.seed, self.step):
-            from undrift.kernels.triton import launch
-
-            return launch.keys(self.seed, self.step, count)  # one launch for sixteen
-        return keys_of(self.seed, self.step, count)
-
-    def _row(self) -> Row | None:
-        """Return the log-variances as one row, where the noise of a pass that begins now is made by kernels."""
-        if self.rows is None or not torch.is_grad_enabled() or not dispatch.quick(self.seed, self.step):
-            return None
-        return self.rows.next()
-
-    def _now(self) -> Tensor:
         if self._in_graph():
             assert self.graph is not None
             return self.graph[0]
@@ -262,46 +220,10 @@ class Key(nn.Module):
             self.current = self._keys()
         return self.current
 
-    def _fresh(self, number: int) -> Tensor:
-        if self._in_graph():
-            return self._traced(number)
-        now = self._now()
-        return self._counted(now[2 * number], number) if torch.compiler.is_compiling() else self._used(now, number)
-
-    def _traced(self, number: int) -> Tensor:
-        # A checkpointed part of a graph may not change Python state, so uses are counted while it is traced. A count is
-        # a place in a table: no sum, which would be a kernel a layer, and for the first uses no branch on it. The
-        # compiler may trace a part twice, and wants to see the same.
-        assert self.graph is not None
-        use = count_traced(operator.index(self.ident), operator.index(number))
-        if use < USES:
-            return self.graph[use, 2 * number]
-        return self.graph[0, 2 * number] + _wrap(use * GOLDEN)
-
-    def _used(self, now: Tensor, number: int) -> Tensor:
-        return self._counted(self._each(now)[2 * number], number)
-
-    def _each(self, now: Tensor) -> tuple[Tensor, ...]:
-        # All keys as tensors at once: taking them one by one is a call of PyTorch's for each layer.
-        if self.apart is None or self.apart[0] is not now:
-            object.__setattr__(self, "apart", (now, now.unbind()))  # nn.Module's own looks for parameters first
-            assert self.apart is not None
-        return self.apart[1]
-
-    def _counted(self, key: Tensor, number: int) -> Tensor:
-        use = self.calls.get(number, -1) + 1
-        self.calls[number] = use
-        return key + _wrap(use * GOLDEN) if use else key
-
-    @_disable_dynamo
-    def _replay(self, make: Callable[[], T], number: int | None) -> T:
-        return self._ask(make, number)
-
-    def _ask(self, make: Callable[[], T], number: int | None) -> T:
-        if self.waiting and number is not None:
-            self.waiting.pop(number, None)
-        return self.replay.once(make, number)
+    def _keys(self) -> tuple[Tensor, ...]:
+        return kernels.keys(self.seed, self.step, 2 * self.weights).unbind()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy made inside mean() is a perturbed network all the same.
-        return {**self.__dict__, "noisy": True, "calls": {**self.calls}, **_UNDER_WAY}
+        # A copy made inside mean() is a perturbed network all the same, and has no pass under way.
+        own = {"noisy": True, "calls": {**self.calls}, "current": None, "graph": None, "handles": None, "offered": None}
+        return {**self.__dict__, **own}

@@ -47,7 +47,6 @@ def keeping_step(key: Key) -> Iterator[None]:
     def put_back() -> None:
         key.step.copy_(step)
         key.calls, key.current, key.stale, key.replay.recording = kept
-        key.ready = None  # left by a pass that raised
 
     try:
         yield

@@ -14,5 +14,5 @@ def own_generator(seed: int | None) -> torch.Generator:
 
 
 def draw_keys(generator: torch.Generator, count: int, device: torch.device) -> torch.Tensor:
-    """Return fresh keys for `undrift.posterior.seeds.normal`."""
+    """Return fresh keys for `undrift.kernels.normal`."""
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).to(device, non_blocking=True)

@@ -1,9 +1,10 @@
-"""Triton's kernels for any number of groups and channels: slower than `kernels`, two values of ε drawn for each used.
+"""Triton's kernels for any number of groups and channels.
 
-A tensor is seen as positions × channels, wherever its memory has them: position q = image · per_image + p, and the
-strides of image, channel and p are arguments. A program works on BP positions and on TOGETHER groups of channels at
+They are slower than `kernels_halves`: two values of ε are drawn for each that is used. A tensor is seen as positions ×
+channels, wherever its memory has them: position q = image · per_image + p, and the strides of image, channel and p are
+arguments. A program works on BP positions and on TOGETHER groups of channels at
 once, WIDTH channels of each at a time; narrow groups (depthwise convolutions) share a program, wide ones are looped
-over. Sums over positions are one row of partial sums a program, added up afterwards. No atomics: the same key and
+over. Sums over positions are one row of partial sums per program, added up afterwards. No atomics: the same key and
 gradient give the same bits.
 """
 

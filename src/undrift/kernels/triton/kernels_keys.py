@@ -11,7 +11,7 @@ launch of each.
 import triton
 import triton.language as tl
 
-from undrift.posterior.seeds import GOLDEN, MIX1, MIX2
+from undrift.kernels.keys import GOLDEN, MIX1, MIX2
 
 _GOLDEN, _MIX1, _MIX2 = (tl.constexpr(c) for c in (GOLDEN, MIX1, MIX2))
 

@@ -2,7 +2,7 @@
 
 A position of the plane is one of a picture's rows and columns. The window of output (i, j) begins at input
 (i·SH − PH, j·SW − PW) and has KH × KW inputs; what lies outside the picture has no energy. Tensors, sums and their
-order are as in `kernels`.
+order are as in `kernels_halves`.
 """
 
 # mypy: ignore-errors
@@ -150,15 +150,15 @@ def finish_log_var_kernel(
 
 @triton.jit
 def finish_layer_kernel(
-    x_ptr, scratch_ptr, own_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
+    x_ptr, scratch_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
     positions, per_image, channels, columns, out_rows, across,
-    OWN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
     LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
 ):  # fmt: skip
-    """Write log_var's gradient (the first programs) and x's: the energy's, 2·x·pull, and with OWN what `own` has.
+    """Write log_var's gradient (the first programs) and that of x by its energy: 2·x·pull.
 
-    SPLIT programs share a block of positions. x, own and grad_x have the same strides; the last two may be one.
+    SPLIT programs share a block of positions. x and grad_x have the same strides.
     """
     number = tl.program_id(0) - first
     if number < 0:
@@ -182,7 +182,4 @@ def finish_layer_kernel(
             ahead = tl.load(x_ptr + start + (c * step)[None, :], mask=mask, other=0.0)
             c = of_tile + tl.arange(0, WIDTH)
             mask = there[:, None] & (c < channels)[None, :]
-            grad = x * twice
-            if OWN:
-                grad += tl.load(own_ptr + start + (c * step)[None, :], mask=mask, other=0.0).to(tl.float32)
-            tl.store(grad_x_ptr + start + (c * step)[None, :], grad, mask=mask)
+            tl.store(grad_x_ptr + start + (c * step)[None, :], x * twice, mask=mask)

@@ -1,7 +1,7 @@
 """Triton's kernels for a graph in which all layers' log-variances have one gradient (`shared`).
 
 A layer's own kernels leave parts of it, and one kernel adds up those of many layers, with the KL's gradient. Tensors,
-sums and their order are as in `kernels`.
+sums and their order are as in `kernels_halves`.
 """
 
 # mypy: ignore-errors

@@ -1,14 +1,15 @@
-"""Call Triton's kernels on tensors. What follows from shapes alone is worked out once (`Sums`, `Noises`) and kept."""
+"""Launch Triton's kernels on tensors. What follows from shapes alone is worked out once for each shape."""
 
 import math
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift.kernels.epsilon import signed
+from undrift.kernels.layout import dense
 from undrift.kernels.triton import tiles
-from undrift.kernels.triton.calls import Call
 from undrift.kernels.triton.tiles import Cut, Shape, cdiv
 
 KEYS = {"BLOCK": 128}
@@ -18,17 +19,43 @@ FINISHING = 8  # warps
 # program wait for each other at every step, so there programs are one warp.
 ADDING = Cut(pairs=512, warps=2, fit={128: 14, 64: 14, 32: 14, 8: 12})
 SUMMING = Cut(pairs=512, warps=1, fit={128: 16, 64: 16, 32: 16, 8: 12})
+SHAPES = 4096  # that are remembered
+
+
+class Launch:
+    """A kernel with all but its tensors settled; called with them, in the kernel's order.
+
+    Args:
+        kernel: a function of Triton.
+        grid: programs along two axes.
+        numbers: the arguments after the tensors, in order.
+        constants: the compile-time arguments.
+        warps: of a program.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int], numbers: tuple[float, ...], constants: dict[str, Any], warps: int = 4
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants, self.warps = kernel, grid, numbers, constants, warps
+        self._run = partial(kernel[grid], num_warps=warps, **constants)
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch the kernel in the current stream of the current device."""
+        self._run(*tensors, *self.numbers)
+
+
+def on_device_of(tensor: Tensor) -> torch.cuda.device:
+    """Return a context in which kernels run where a tensor is; for a CPU (Triton's interpreter) it does nothing."""
+    return torch.cuda.device(tensor.get_device())
 
 
 def halves(shape: Shape, groups: int) -> bool:
-    """Return whether `kernels` fit: one group, and as many channels with sines as with cosines."""
+    """Return whether `kernels_halves` fit: one group, and as many channels with sines as with cosines."""
     return groups == 1 and shape.channels % 2 == 0
 
 
 class Sums:
-    """`square_sum` and its gradient for tensors of one shape, dtype and memory order."""
-
-    __slots__ = ("gradient", "total")
+    """`square_sum` and its gradient for tensors of one shape and memory order."""
 
     def __init__(self, shape: Shape, groups: int, device: int, extra: float = 0.0) -> None:
         from undrift.kernels.triton import kernels_grouped, kernels_halves
@@ -38,28 +65,24 @@ class Sums:
             numbers = (shape.positions, shape.per_image, shape.channels)
             cut = tiles.tile(shape, shape.channels, tiles.processors(device))
             constants = {"LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width}
-            self.total = Call(
-                kernels_halves.square_sum_kernel, (cut.programs[0], 1), (extra, *numbers), constants, device, (1,)
-            )
-            self.gradient = Call(
-                kernels_halves.square_sum_gradient_kernel, cut.programs, numbers, constants, device, (2,)
-            )
+            self.total = Launch(
+                kernels_halves.square_sum_kernel, (cut.programs[0], 1), (extra, *numbers), constants
+            )  # fmt: skip
+            self.gradient = Launch(kernels_halves.square_sum_gradient_kernel, cut.programs, numbers, constants)
             return
+        assert extra == 0, "a constant energy is added by the caller where there are groups"
         block, together, width = tiles.group_tile(shape, groups)
         members = shape.channels // groups
         numbers = (shape.positions, shape.per_image, members, groups, *tiles.group_strides(shape))
         constants = {"BP": block, "TOGETHER": together, "WIDTH": width}
         programs = cdiv(shape.positions, block) * cdiv(groups, together)
-        assert extra == 0, "a constant energy is added by the caller where there are groups"
-        self.total = Call(kernels_grouped.grouped_square_sum_kernel, (programs, 1), numbers, constants, device, (1,))
+        self.total = Launch(kernels_grouped.grouped_square_sum_kernel, (programs, 1), numbers, constants)
         programs *= cdiv(members, width)
-        self.gradient = Call(
-            kernels_grouped.grouped_square_sum_gradient_kernel, (programs, 1), numbers, constants, device, (2,)
-        )
+        self.gradient = Launch(kernels_grouped.grouped_square_sum_gradient_kernel, (programs, 1), numbers, constants)
 
 
 class Noises:
-    """`add_noise` and its gradients for tensors of one shape, dtype and memory order.
+    """`add_noise` and its gradients for tensors of one shape and memory order.
 
     Args:
         shape: of the output.
@@ -69,13 +92,10 @@ class Noises:
         runs: parts that a position's plane comes in, side by side.
     """
 
-    __slots__ = ("add", "finish", "partial", "shape", "sums")
-
     def __init__(self, shape: Shape, groups: int, first: int, device: int, runs: int = 1) -> None:
         from undrift.kernels.triton import kernels_grouped, kernels_halves
 
-        self.shape = shape
-        self.finish: Call | None = None
+        self.finish: Launch | None = None
         numbers: tuple[int, ...]
         if halves(shape, groups):
             half, gpus = shape.channels // 2, tiles.processors(device)
@@ -84,20 +104,18 @@ class Noises:
             constants = {
                 "LAST": shape.last, "WIDE": shape.wide, "BP": cut.positions, "WIDTH": cut.width, "RUNS": runs
             }  # fmt: skip
-            self.add = Call(
-                kernels_halves.add_noise_kernel, cut.programs, numbers, constants, device, (4,), ADDING.warps
-            )
+            self.add = Launch(kernels_halves.add_noise_kernel, cut.programs, numbers, constants, ADDING.warps)
             cut = tiles.pair_tile(shape, half, gpus, SUMMING)
             constants = constants | {"BP": cut.positions, "WIDTH": cut.width, "SLOPED": False}
-            self.sums = Call(
-                kernels_halves.noise_gradients_kernel, cut.programs, numbers, constants, device, (4,), SUMMING.warps
-            )
+            self.sums = Launch(
+                kernels_halves.noise_gradients_kernel, cut.programs, numbers, constants, SUMMING.warps
+            )  # fmt: skip
             parts, blocks = cut.programs
             self.partial: tuple[int, ...] = (blocks * shape.positions + parts * shape.channels,)
             programs = cdiv(shape.positions, FINISH["PLANE"]) + cdiv(shape.channels, FINISH["WIDTH"])
             counts = (shape.positions, shape.channels, blocks, parts)
             held = FINISH | {"BLOCKS": min(FINISH["BLOCKS"], tiles.power(blocks)), "RUNS": runs}
-            self.finish = Call(kernels_halves.finish_kernel, (programs, 1), counts, held, device, (2, 3), FINISHING)
+            self.finish = Launch(kernels_halves.finish_kernel, (programs, 1), counts, held, FINISHING)
             return
         block, together, width = tiles.group_tile(shape, groups)
         members = shape.channels // groups
@@ -106,11 +124,9 @@ class Noises:
         rows = cdiv(shape.positions, block)
         programs = rows * cdiv(groups, together)
         self.partial = (rows, shape.channels)
-        self.sums = Call(
-            kernels_grouped.grouped_noise_gradients_kernel, (programs, 1), numbers, constants, device, (4, 5)
-        )
+        self.sums = Launch(kernels_grouped.grouped_noise_gradients_kernel, (programs, 1), numbers, constants)
         programs *= cdiv(members, width)
-        self.add = Call(kernels_grouped.grouped_add_noise_kernel, (programs, 1), numbers, constants, device, (4,))
+        self.add = Launch(kernels_grouped.grouped_add_noise_kernel, (programs, 1), numbers, constants)
 
     def gradients(self, grad: Tensor, plane: Tensor, log_var: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of plane and log_var."""
@@ -125,73 +141,47 @@ class Noises:
         return grad_plane, grad_log_var
 
 
-_sums: dict[object, Sums] = {}
-_noises: dict[object, Noises] = {}
-_keys: dict[object, Call] = {}
-_MOST = 4096  # plans; a program that sees more shapes than that starts again
+sums_of = lru_cache(SHAPES)(Sums)
+noises_of = lru_cache(SHAPES)(Noises)
 
 
-def keep(among: dict[Any, Any], key: object, plan: object) -> None:
-    """Keep a plan; all others are forgotten when there are too many."""
-    if len(among) >= _MOST:
-        among.clear()
-    among[key] = plan
+def first_of(size: torch.Size, first_row: int, last: bool) -> int:
+    """Return the number of the first row of ε: an image's rows are its positions. A 32-bit word; rows wrap."""
+    return signed(first_row * math.prod(size[1:-1] if last else size[2:]))
 
 
-def sums_of(x: Tensor, groups: int, last: bool, extra: float = 0.0) -> Sums:
-    """Return the plan for a dense tensor."""
-    key = (x.shape, x.stride(), x.dtype, x.get_device(), groups, last, extra)
-    found = _sums.get(key)
-    if found is None:
-        found = Sums(tiles.shape_of(x, last), groups, x.get_device(), extra)
-        keep(_sums, key, found)
-    return found
+def energy_size(size: torch.Size, groups: int, last: bool) -> tuple[int, ...]:
+    """Return the size of the energy of an input."""
+    return (*size[:-1], 1) if last else (size[0], groups, *size[2:])
 
 
 def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
-    """Return what `undrift.posterior.seeds.keys_of` does, bit for bit."""
+    """Return what `undrift.kernels.keys.keys_of` does, bit for bit."""
+    from undrift.kernels.triton.kernels_keys import keys_kernel
+
     out = torch.empty(count, dtype=torch.int64, device=step.device)
-    found = _keys.get((count, step.get_device()))
-    if found is None:
-        from undrift.kernels.triton import kernels_keys
-
-        programs, constants = cdiv(count, KEYS["BLOCK"]), KEYS
-        found = Call(kernels_keys.keys_kernel, (programs, 1), (count,), constants, step.get_device(), (2,))
-        keep(_keys, (count, step.get_device()), found)
-    found(seed, step, out)
+    with on_device_of(step):
+        Launch(keys_kernel, (cdiv(count, KEYS["BLOCK"]), 1), (count,), KEYS)(seed, step, out)
     return out
-
-
-def first_of(y: Tensor, first_row: int, last: bool) -> int:
-    """Return the number of the first row of ε: an image's rows are its positions. A 32-bit word; rows wrap."""
-    return signed(first_row * math.prod(y.shape[1:-1] if last else y.shape[2:]))
-
-
-def noises_of(y: Tensor, groups: int, last: bool, first_row: int, log_var: Tensor) -> Noises:
-    """Return the plan for a dense tensor, whose first row is the first_row-th of the whole batch."""
-    key = (y.shape, y.stride(), y.dtype, y.get_device(), groups, last, first_row, log_var.dtype)
-    found = _noises.get(key)
-    if found is None:
-        found = Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), y.get_device())
-        keep(_noises, key, found)
-    return found
 
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32: batch × groups × positions (linear: …, 1)."""
-    x = tiles.dense(x, last)
-    out = x.new_empty((*x.shape[:-1], 1) if last else (x.shape[0], groups, *x.shape[2:]), dtype=torch.float32)
+    x = dense(x, last)
+    out = x.new_empty(energy_size(x.shape, groups, last), dtype=torch.float32)
     if out.numel():
-        sums_of(x, groups, last).total(x, out)
+        with on_device_of(x):
+            sums_of(tiles.shape_of(x, last), groups, x.get_device()).total(x, out)
     return out
 
 
 def square_sum_gradient(grad: Tensor, x: Tensor, groups: int, last: bool) -> Tensor:
     """Return 2·x·grad in x's dtype and memory format."""
-    x = tiles.dense(x, last)
+    x = dense(x, last)
     out = torch.empty_like(x)
     if out.numel():
-        sums_of(x, groups, last).gradient(x, grad.contiguous(), out)
+        with on_device_of(x):
+            sums_of(tiles.shape_of(x, last), groups, x.get_device()).gradient(x, grad.contiguous(), out)
     return out
 
 
@@ -199,10 +189,12 @@ def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> Tensor:
     """Return y + σ·√plane·ε in y's dtype and memory format."""
-    y = tiles.dense(y, last)
+    y = dense(y, last)
     out = torch.empty_like(y)
     if out.numel():
-        noises_of(y, groups, last, first_row, log_var).add(y, plane.contiguous(), log_var, key, out)
+        noises = _noises(y, groups, last, first_row)
+        with on_device_of(y):
+            noises.add(y, plane.contiguous(), log_var, key, out)
     return out
 
 
@@ -212,5 +204,11 @@ def noise_gradients(
     """Return the gradients of plane and log_var for a gradient of `add_noise`'s output; ε is drawn again."""
     if not grad.numel():
         return torch.zeros_like(plane), torch.zeros_like(log_var)
-    grad = tiles.dense(grad, last)
-    return noises_of(grad, groups, last, first_row, log_var).gradients(grad, plane.contiguous(), log_var, key)
+    grad = dense(grad, last)
+    noises = _noises(grad, groups, last, first_row)
+    with on_device_of(grad):
+        return noises.gradients(grad, plane.contiguous(), log_var, key)
+
+
+def _noises(y: Tensor, groups: int, last: bool, first_row: int) -> Noises:
+    return noises_of(tiles.shape_of(y, last), groups, first_of(y.shape, first_row, last), y.get_device())

@@ -1,6 +1,6 @@
 """All layers' log-variances with one gradient, in a graph compiled for CUDA that holds both their noise and their KL.
 
-Left to autograd, each layer's noise adds up a gradient of its own, and one more kernel a layer adds the KL's. Here a
+Left to autograd, each layer's noise adds up a gradient of its own, and one more kernel per layer adds the KL's. Here a
 layer's noise leaves its gradient in parts (`traced.noise_parts`), and few kernels add up all layers' parts, and the
 KL's, at the end. What autograd takes a layer's parts for is the gradient of its `handle`: a tensor of their shape that
 nobody reads.

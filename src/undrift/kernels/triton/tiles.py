@@ -26,28 +26,20 @@ class Shape(NamedTuple):
         return bool(self.positions * self.channels >= 2**31)  # sizes may be symbols, in a graph being compiled
 
 
-def dense(tensor: Tensor, last: bool) -> Tensor:
-    """Return the tensor, copied only where its memory has neither order of `shape_of`."""
-    if tensor.is_contiguous() or (not last and _channels_last(tensor)):
-        return tensor
-    return tensor.contiguous()
-
-
-def _channels_last(tensor: Tensor) -> bool:
-    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    return order is not None and tensor.is_contiguous(memory_format=order)
-
-
 def shape_of(tensor: Tensor, last: bool) -> Shape:
-    """Return how a `dense` tensor is seen; sizes that are symbols stay so.
+    """Return how a `dense` tensor is seen; sizes that are symbols stay so."""
+    return seen(tensor.shape, last or tensor.is_contiguous(), last)
+
+
+def seen(size: torch.Size, contiguous: bool, last: bool) -> Shape:
+    """Return how a tensor of that size is seen, contiguous or with channels last in memory.
 
     A linear layer's positions are its vectors: images of one position each.
     """
-    shape = tensor.shape
     if last:
-        return Shape(math.prod(shape[:-1]), 1, shape[-1], True)
-    per_image = math.prod(shape[2:])
-    return Shape(shape[0] * per_image, per_image, shape[1], not tensor.is_contiguous())
+        return Shape(math.prod(size[:-1]), 1, size[-1], True)
+    per_image = math.prod(size[2:])
+    return Shape(size[0] * per_image, per_image, size[1], not contiguous)
 
 
 @cache
@@ -91,7 +83,7 @@ class Tile(NamedTuple):
 
 
 def tile(shape: Shape, columns: int, gpus: int) -> Tile:
-    """Return the tile for a pass over some columns a position (channels, or pairs of them): looped over if need be."""
+    """Return the tile for a pass over some columns per position (channels, or pairs of them), in a loop if need be."""
     width = width_of(shape, columns)
     block = _TILE // width
     wanted = _PROGRAMS * gpus

@@ -1,4 +1,4 @@
-"""The fused functions for a graph that is compiled for CUDA: operators that the compiler looks into.
+"""Register the functions for graphs compiled for CUDA, as operators that the compiler looks into.
 
 It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: the sum of squares with what
 writes x, 2·x·grad with what reads the gradient. ε and its two sums are ours: given PyTorch's operators, the compiler
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from undrift.kernels import operator_gradients, reference
+from undrift.kernels.layout import dense
 from undrift.kernels.triton import tiles
-from undrift.kernels.triton.calls import Call
 from undrift.kernels.triton.kernels_grouped import grouped_add_noise_kernel, grouped_noise_gradients_kernel
 from undrift.kernels.triton.kernels_halves import (
     LEAST,
@@ -30,7 +30,7 @@ from undrift.kernels.triton.kernels_halves import (
     noise_gradients_kernel,
 )
 from undrift.kernels.triton.kernels_shared import add_pulls_kernel, noise_parts_kernel
-from undrift.kernels.triton.launch import FINISH, SUMMING, Noises, first_of, halves
+from undrift.kernels.triton.launch import FINISH, SUMMING, Launch, Noises, first_of, halves
 from undrift.kernels.triton.tiles import cdiv
 
 APART = 4  # 16 bytes
@@ -39,7 +39,7 @@ _BLOCK = 1024
 
 def _plan(y: Tensor, plane: Tensor, first_row: int, groups: int, last: bool) -> Noises:
     runs = plane.shape[-1] if last else 1
-    return Noises(tiles.shape_of(y, last), groups, first_of(y, first_row, last), y.device.index or 0, runs)
+    return Noises(tiles.shape_of(y, last), groups, first_of(y.shape, first_row, last), y.device.index or 0, runs)
 
 
 @triton_op("undrift::add_noise_traced", mutates_args=())
@@ -59,7 +59,7 @@ def add_noise(
     A linear layer's plane may come in parts (…, parts). log_var's gradient goes to its `handle`, where it has one; the
     plane's is then for somebody who may read it `by_rows`.
     """
-    y = tiles.dense(y, last)
+    y = dense(y, last)
     if y.numel() == 0:
         return torch.empty_like(y)
     plan = _plan(y, plane, first_row, groups, last)
@@ -93,7 +93,7 @@ def _whole(plane: Tensor, last: bool) -> tuple[int, ...]:
 _LINE = 128  # bytes
 
 
-def _whole_lines(y: Tensor, call: Call) -> bool:
+def _whole_lines(y: Tensor, call: Launch) -> bool:
     """Return whether no two programs share a cache line of y.
 
     In place, one would wait for what the other writes: 64 µs instead of 43 (80 pairs of channels, 32 at a time, H200).
@@ -108,7 +108,7 @@ def noise_gradients(
     """Return the gradients of plane and log_var for a gradient of `add_noise`'s output; ε is drawn again."""
     if grad.numel() == 0:
         return torch.zeros_like(plane), torch.zeros_like(log_var)
-    grad, plane = tiles.dense(grad, last), plane.contiguous()
+    grad, plane = dense(grad, last), plane.contiguous()
     plan = _plan(grad, plane, first_row, groups, last)
     call = plan.sums
     scratch = torch.empty(plan.partial, dtype=torch.float32, device=plane.device)
@@ -153,12 +153,12 @@ def noise_parts(
 
     What reads the plane's gradient `by_rows`, once for all channels, adds up its blocks of channels itself.
     """
-    shape = tiles.shape_of(tiles.dense(grad, last), last)
+    shape = tiles.shape_of(dense(grad, last), last)
     if count == 1 or grad.numel() == 0 or not halves(shape, groups):
         grad_plane, grad_log_var = noise_gradients(grad, plane, log_var, key, first_row, groups, last)
         return grad_plane, grad_log_var.float().expand(count, -1) / count
-    grad, plane = tiles.dense(grad, last), plane.contiguous()
-    first = first_of(grad, first_row, last)
+    grad, plane = dense(grad, last), plane.contiguous()
+    first = first_of(grad.shape, first_row, last)
     half, gpus = shape.channels // 2, tiles.processors(grad.device.index or 0)
     cut = tiles.pair_tile(shape, half, gpus, SUMMING)
     blocks, gap, runs = cut.programs[1], 1 if last else APART, plane.shape[-1] if last else 1

@@ -5,15 +5,19 @@ that it may not write to. That should not end a user's forward pass.
 """
 
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from undrift.kernels.keys import keys_of
+from undrift.system.private import without_dispatch_modes
 
 INSTALLED = importlib.util.find_spec("triton") is not None  # here: the compiler cannot trace find_spec
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton reads it: kernels run on a CPU, slowly
 ABSENT = "Triton is not installed (`import triton` finds nothing)"
 _refusals: dict[int, str] = {}
 
@@ -30,7 +34,7 @@ def _first(index: int) -> str:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return ""  # a graph of CUDA may not wait for what a kernel wrote: tried another time
     # Not under somebody's dispatch mode: it would see our kernel, or make its tensors fake.
-    with _disable_current_modes(), torch.no_grad():
+    with without_dispatch_modes(), torch.no_grad():
         _refusals[index] = _tried(index)
     return _refusals[index]
 
@@ -50,8 +54,6 @@ def _tried(index: int) -> str:
 
 def _compared(index: int) -> str:
     """Return "" where the kernel writes what it should."""
-    from undrift.posterior.seeds import keys_of
-
     device = torch.device("cuda", index) if index >= 0 else torch.device("cpu")
     seed, step = (torch.full((), number, device=device) for number in (12345, 678))
     if torch.equal(_launched(seed, step, 2), keys_of(seed, step, 2)):
@@ -75,10 +77,6 @@ def _may_wait(index: int) -> Iterator[None]:
 
 def _launched(seed: Tensor, step: Tensor, count: int) -> Tensor:
     """Return a step's keys by the kernel that the network's own steps begin with: it is compiled once for both."""
-    from undrift.kernels.triton.calls import Call
-    from undrift.kernels.triton.kernels_keys import keys_kernel
-    from undrift.kernels.triton.launch import KEYS
+    from undrift.kernels.triton import launch
 
-    out = torch.empty(count, dtype=torch.int64, device=step.device)
-    Call(keys_kernel, (1, 1), (count,), KEYS, step.get_device(), (2,))(seed, step, out)
-    return out
+    return launch.keys(seed, step, count)

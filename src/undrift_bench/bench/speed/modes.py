@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from undrift.kernels.triton import native
-
 
 @contextmanager
 def quickest() -> Iterator[None]:
@@ -25,14 +23,8 @@ def quickest() -> Iterator[None]:
 
 
 def settings(device: torch.device) -> dict[str, Any]:
-    """Return what a record says of `quickest`, and whether layers are native; neither says anything to a CPU.
-
-    What they are made of is compiled here, before anything is measured.
-    """
-    if device.type != "cuda":
-        return {}
-    native.look(wait=True)
-    return {"cudnn_benchmark": True, "tf32": True, "native": native.module is not None}
+    """Return what a record says of `quickest`; on a CPU it says nothing."""
+    return {"cudnn_benchmark": True, "tf32": True} if device.type == "cuda" else {}
 
 
 def how(row: dict[str, Any]) -> str:

@@ -1,0 +1,77 @@
+"""All log-variances of a network as one row, for the KL: a network has a hundred, and each operation is a launch."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from undrift.kernels import share
+from undrift.posterior.layers import channels, is_standard, per_weight
+from undrift.posterior.noise import Noise
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.prior import prior_row
+
+
+class Joined(NamedTuple):
+    """The variances of some weights, each with its prior and half the number of weights behind it."""
+
+    log_var: Tensor
+    log_prior: Tensor
+    half_weights: Tensor
+
+
+def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
+    """Return a row for each device and dtype; `row` holds all log-variances, where a graph has made one."""
+    noises = model.noises()
+    if row is not None:
+        return [Joined(row, *prior_row(noises))]
+    places: dict[object, tuple[list[Noise], list[Tensor]]] = {}
+    for noise in noises:
+        log_var = noise.log_var
+        there, log_vars = places.setdefault((log_var.device, log_var.dtype), ([], []))
+        there.append(noise)
+        log_vars.append(log_var if log_var.ndim == 1 else log_var.flatten())
+    prior = model.prior
+    if len(places) == 1 and prior is not None and (prior.log_prior.device, prior.log_prior.dtype) in places:
+        return [Joined(torch.cat(log_vars), prior.log_prior, prior.half_weights)]
+    return [Joined(torch.cat(log_vars), *prior_row(there)) for there, log_vars in places.values()]
+
+
+def mean_shifts(model: Perturbed) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield w − w_s and the prior variances of each weight that is both perturbed and trained."""
+    held = {id(part.layer): part for part in model.trained}
+    for noise, layer, name in model.weights if held else ():
+        part = held.get(id(layer))
+        now, source = layer._parameters.get(name), None if part is None else part.away.get(name)
+        if now is not None and source is not None:
+            prior = noise.prior_var
+            yield now - source, per_weight(layer, prior, now) if noise.sharing == "kernel" else prior
+
+
+def shared(model: Perturbed) -> Tensor | None:
+    """Return all log-variances as one row that the next pass's noise shares with the KL, None where nothing is gained.
+
+    In a graph that is compiled for CUDA both give it one gradient, where each log-variance would have two to be added.
+    """
+    if not torch.compiler.is_compiling() or model.options.estimator != "local" or not model.key.noisy:
+        return None  # nobody would ask for a handle
+    own: list[Tensor] = [noise.log_var for noise in model.noises()]
+    if len({(v.device, v.dtype, v.requires_grad, v.ndim) for v in own}) != 1 or own[0].ndim != 1:
+        return None
+    groups, last = zip(*[_arrangement(layer) for _, layer, _ in model.weights], strict=True)
+    found = share(own, list(groups), list(last))
+    if found is None:
+        return None
+    row, model.key.offered = found
+    return row
+
+
+def _arrangement(layer: nn.Module) -> tuple[int, bool]:
+    """Return the groups of a layer's channels, and whether these are likely to be neighbours in its output's memory."""
+    if not is_standard(layer):
+        return 0, False  # its weights are drawn, and leave nothing to be added up
+    last, groups = channels(layer)
+    weight = layer._parameters.get("weight")
+    ordered = weight is not None and weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+    return groups, last or ordered
