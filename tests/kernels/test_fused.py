@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import undrift
 from fused_support import KEY, arguments, shapes
 from support import convnet, images
-from undrift.kernels import add_noise, cpu_pieces, dispatch, force, operators, reference, square_sum
+from undrift.kernels import add_noise, choice, cpu_pieces, force, operators, reference, square_sum
 from undrift.kernels.epsilon import normal
 
 
@@ -27,7 +27,7 @@ def results(path: str, args: tuple[Tensor, ...], groups: int, last: bool, first_
 def test_every_implementation_adds_the_same_noise(path: str, shape: tuple[int, ...], groups: int, last: bool) -> None:
     args = arguments(shape, groups, last)
     with force(path):  # type: ignore[arg-type]
-        assert dispatch.choose(*args[:3]) == path
+        assert choice.choose(*args[:3]) == path
     for got, want in zip(results(path, args, groups, last), results("plain", args, groups, last), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
@@ -139,7 +139,7 @@ def test_fake_tensors_see_one_operator() -> None:
 
     with FakeTensorMode() as mode:
         y, plane, log_var, key = (mode.from_tensor(v) for v in (*arguments((2, 4, 3, 3), 2, False)[:3], KEY))
-        assert dispatch.choose(y, plane) == "operator"
+        assert choice.choose(y, plane) == "operator"
         assert add_noise(y, plane, log_var, key, 0, 2, False).shape == y.shape
         assert square_sum(y, 2, False).shape == (2, 2, 3, 3)
 
@@ -170,18 +170,18 @@ def test_a_second_derivative_is_refused() -> None:
 
 
 def test_falling_back_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(choice, "has_triton", lambda: False)
+    monkeypatch.setattr(choice, "_said", set())
     with pytest.warns(undrift.UndriftWarning, match="Triton is not installed"):
-        assert dispatch.on_cuda(torch.zeros(2)) == "plain"
+        assert choice.on_cuda(torch.zeros(2)) == "plain"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.on_cuda(torch.zeros(2)) == "plain"
-    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
-    monkeypatch.setattr(dispatch, "refusal", lambda _index: "")
-    assert dispatch.on_cuda(torch.zeros(2)) == "triton"
+        assert choice.on_cuda(torch.zeros(2)) == "plain"
+    monkeypatch.setattr(choice, "has_triton", lambda: True)
+    monkeypatch.setattr(choice, "refusal", lambda _index: "")
+    assert choice.on_cuda(torch.zeros(2)) == "triton"
     with pytest.warns(undrift.UndriftWarning, match="float64"):
-        assert dispatch.on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"
+        assert choice.on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"
 
 
 def test_an_unknown_implementation_is_an_error() -> None:

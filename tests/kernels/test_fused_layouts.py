@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import undrift
 from fused_support import KEY, arguments
-from undrift.kernels import add_noise, cpu, dispatch, force, reference, square_sum
+from undrift.kernels import add_noise, choice, cpu, force, reference, square_sum
 
 ORDERS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # shape, groups: an even and an odd number of channels, groups, depthwise, three dimensions, several pieces
@@ -55,7 +55,7 @@ def test_channels_last_tensors_get_the_noise_of_others(
     """Whatever the memory order of the gradient that comes back."""
     y, plane, log_var, grad = arguments(shape, groups, False)
     args = (ordered(y), plane, log_var, pulled(grad))  # type: ignore[operator]
-    assert dispatch.choose(*args[:3]) == "cpu"
+    assert choice.choose(*args[:3]) == "cpu"
     got = results(path, args, groups)
     assert got[0].stride() == args[0].stride()
     for one, want in zip(got, results("plain", (y, plane, log_var, grad), groups), strict=True):
@@ -68,7 +68,7 @@ def test_other_precisions_are_served_too(dtype: torch.dtype, order: object) -> N
     """In their own dtype, rounded once: as far from the plain one as a bit of theirs."""
     args = arguments((3, 6, 50, 70), 1, False, dtype)
     args = tuple(order(v) if v.shape == args[0].shape else v for v in args)  # type: ignore[operator]
-    assert dispatch.choose(*args[:3]) == "cpu"
+    assert choice.choose(*args[:3]) == "cpu"
     got, want = results("cpu", args, 1), results("plain", args, 1)
     near = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float64: 1e-4}[dtype]
     for one, other in zip(got, want, strict=True):
@@ -86,7 +86,7 @@ def test_tensors_with_holes_are_copied_once() -> None:
     swapped = (tokens[0].transpose(0, 1).contiguous().transpose(0, 1), *tokens[1:])
     for given, dense, last in ((args, (y, *args[1:]), False), (swapped, tokens, True)):
         assert not given[0].is_contiguous()
-        assert dispatch.choose(*given[:3]) == "cpu"
+        assert choice.choose(*given[:3]) == "cpu"
         for one, want in zip(results("cpu", given, 1, last), results("plain", dense, 1, last), strict=True):
             torch.testing.assert_close(one, want, rtol=1e-4, atol=2e-4)
 

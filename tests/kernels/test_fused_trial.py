@@ -14,8 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import undrift
 from fused_support import arguments
-from undrift.kernels import dispatch, operators
+from undrift.kernels import choice, operators
 from undrift.kernels.keys import keys_of
+from undrift.kernels.layout import FLOATS
 from undrift.kernels.triton import trial
 
 NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
@@ -47,8 +48,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernel]:
         monkeypatch.setattr(trial, "_launched", kernel)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: capturing)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-        monkeypatch.setattr(dispatch, "has_triton", lambda: True)
-        monkeypatch.setattr(dispatch, "_said", set())
+        monkeypatch.setattr(choice, "has_triton", lambda: True)
+        monkeypatch.setattr(choice, "_said", set())
         return kernel
 
     return begin
@@ -62,17 +63,17 @@ def test_a_kernel_that_runs_is_tried_once(pretend: Callable[..., Kernel]) -> Non
     kernel = pretend(keys_of)
     assert [trial.refusal(-1) for _ in range(3)] == [""] * 3
     assert kernel.launches == 1
-    assert dispatch.on_cuda(torch.zeros(2)) == "triton"
+    assert choice.on_cuda(torch.zeros(2)) == "triton"
     assert kernel.launches == 1
 
 
 def test_a_kernel_that_cannot_be_compiled_is_said_once_and_not_tried_again(pretend: Callable[..., Kernel]) -> None:
     kernel = pretend(_no_compiler)
     with says(r"slower.*did not run \(RuntimeError: Failed to find C compiler.*variable\.\).*Mend that, or"):
-        assert dispatch.on_cuda(torch.zeros(2)) == "plain"
+        assert choice.on_cuda(torch.zeros(2)) == "plain"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert [dispatch.on_cuda(torch.zeros(2)) for _ in range(3)] == ["plain"] * 3
+        assert [choice.on_cuda(torch.zeros(2)) for _ in range(3)] == ["plain"] * 3
     assert kernel.launches == 1
 
 
@@ -152,8 +153,8 @@ def test_operators_of_a_compiled_graph_say_why_they_are_slow(
 ) -> None:
     """A graph for CUDA holds the operator; what it does there, it decides and says when it runs."""
     pretend(keys_of)
-    monkeypatch.setattr(dispatch, "has_triton", lambda: installed)
-    assert dispatch._compiled(torch.zeros(2, dtype=dtype).as_subclass(OnCuda), dispatch.FLOATS) == "operator"
+    monkeypatch.setattr(choice, "has_triton", lambda: installed)
+    assert choice._compiled(torch.zeros(2, dtype=dtype).as_subclass(OnCuda), FLOATS) == "operator"
     y = arguments((2, 4, 3, 3), 2, False, dtype)[0].as_subclass(OnCuda)
     with says(match + r".*UNDRIFT_NOISE=plain"):
         assert not operators._launches(y)

@@ -47,12 +47,12 @@ library.triton_op, library.wrap_triton = opaque, Interpreted  # type: ignore[ass
 
 import undrift  # noqa: E402
 from every_layer import Every  # noqa: E402
-from undrift.kernels import dispatch  # noqa: E402
+from undrift.kernels import choice  # noqa: E402
 from undrift.kernels.triton import launch, tiles  # noqa: E402
 
 tiles.processors = lambda _index: 1  # type: ignore[assignment]
 launch.SUMMING = tiles.Cut(256, 1, {64: 8, 32: 8, 8: 8})
-dispatch._compiled = lambda large, dtypes: "traced" if large.dtype in dtypes else "operator"
+choice._compiled = lambda large, dtypes: "traced" if large.dtype in dtypes else "operator"
 
 Loss = Callable[[undrift.Perturbed, Tensor], Tensor]
 

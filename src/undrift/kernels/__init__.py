@@ -8,10 +8,12 @@
 
 There are three implementations. `reference` says all of it in PyTorch's own operators; the others are tested against
 it. `cpu` works in pieces that stay in a core's cache. `triton` has the kernels: `layer` and `eager` launch them from
-uncompiled code, `traced` and `shared` register them with torch.library for compiled graphs. `dispatch.choose` picks.
+uncompiled code, `traced` and `shared` register them with torch.library for compiled graphs. `choice.choose` picks.
 """
 
-from undrift.kernels.dispatch import add_layer_noise, add_noise, force, keys, narrowed, share, square_sum
+from undrift.kernels.choice import force
+from undrift.kernels.dispatch import add_layer_noise, add_noise, narrowed, share, square_sum
 from undrift.kernels.epsilon import normal
+from undrift.kernels.step_keys import keys
 
 __all__ = ["add_layer_noise", "add_noise", "force", "keys", "narrowed", "normal", "share", "square_sum"]

@@ -17,7 +17,7 @@ from undrift.kernels.reference import by_channel
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
-    total: Tensor = _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+    total: Tensor = _CpuSquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -25,11 +25,11 @@ def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> Tensor:
     """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
-    out: Tensor = _AddNoise.apply(y, plane, log_var, key, first_row, groups, last)  # type: ignore[no-untyped-call]
+    out: Tensor = _CpuAddNoise.apply(y, plane, log_var, key, first_row, groups, last)  # type: ignore[no-untyped-call]
     return out
 
 
-class _SquareSum(Function):
+class _CpuSquareSum(Function):
     """PyTorch's operators, with a gradient from x as it is: autograd would keep 2·x, in float32."""
 
     @staticmethod
@@ -45,7 +45,7 @@ class _SquareSum(Function):
         return reference.square_sum_gradient(grad, x, *ctx.settings), None, None
 
 
-class _AddNoise(Function):
+class _CpuAddNoise(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, plane: Tensor, log_var: Tensor, *settings: Any) -> Tensor:
         out, kept = noisy(y, plane, log_var, *settings)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what Triton's kernels take
+
 
 def dense(tensor: Tensor, last: bool) -> Tensor:
     """Return the tensor, copied only where its memory is neither contiguous nor (for convolutions) channels last."""

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from undrift._errors import UndriftError
-from undrift.kernels import cpu, dispatch, operator_gradients, reference
+from undrift.kernels import choice, cpu, operator_gradients, reference, step_keys
 from undrift.kernels.keys import GOLDEN
 from undrift.system.private import recomputes_more
 
 
 def _launches(tensor: Tensor) -> bool:
     """Return whether Triton's kernels serve it; where they should and cannot, that is said once."""
-    return tensor.is_cuda and dispatch.on_cuda(tensor) == "triton"
+    return tensor.is_cuda and choice.on_cuda(tensor) == "triton"
 
 
 @torch.library.custom_op("undrift::square_sum", mutates_args=())
@@ -48,7 +48,7 @@ def add_noise(
         from undrift.kernels.triton import launch
 
         return launch.add_noise(y, plane, log_var, key, first_row, groups, last)
-    if dispatch.in_pieces(y, plane, log_var):
+    if choice.in_pieces(y, plane, log_var):
         out, _ = cpu.noisy(y, plane, log_var, key, first_row, groups, last)
     else:
         out = reference.add_noise(y, plane, log_var, key, first_row, groups, last)
@@ -70,7 +70,7 @@ def noise_gradients(
         from undrift.kernels.triton import launch
 
         return launch.noise_gradients(grad, plane, log_var, key, first_row, groups, last)
-    if dispatch.in_pieces(grad, plane, log_var):
+    if choice.in_pieces(grad, plane, log_var):
         kept = cpu.noise(grad, plane, key, first_row, groups, last)
         grad_plane, grad_log_var = cpu.noise_gradients(grad, kept, plane, log_var, groups, last)
     else:
@@ -96,7 +96,7 @@ def keys(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
     not keep; from the counter, which has moved by then, it would compute the next step's keys. An operator that it
     knows nothing of is by default not computed again: the keys themselves are kept.
     """
-    first = dispatch.keys(seed, step, count)
+    first = step_keys.keys(seed, step, count)
     return first + (torch.arange(uses, device=step.device) * GOLDEN)[:, None]
 
 

@@ -13,7 +13,7 @@ from undrift.kernels.triton import launch
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32: batch × groups × positions (linear: …, 1)."""
-    total: Tensor = _SquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
+    total: Tensor = _LaunchSquareSum.apply(x, groups, last)  # type: ignore[no-untyped-call]
     return total
 
 
@@ -21,11 +21,11 @@ def add_noise(
     y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, first_row: int, groups: int, last: bool
 ) -> Tensor:
     """Return y + σ·√plane·ε, with σ² = exp(log_var) of each channel and √plane of its group, in y's dtype."""
-    out: Tensor = _AddNoise.apply(y, plane, log_var, key, first_row, groups, last)  # type: ignore[no-untyped-call]
+    out: Tensor = _LaunchAddNoise.apply(y, plane, log_var, key, first_row, groups, last)  # type: ignore[no-untyped-call]
     return out
 
 
-class _SquareSum(Function):
+class _LaunchSquareSum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *settings: Any) -> Tensor:
         ctx.save_for_backward(x)
@@ -39,7 +39,7 @@ class _SquareSum(Function):
         return launch.square_sum_gradient(grad, x, *ctx.settings), None, None
 
 
-class _AddNoise(Function):
+class _LaunchAddNoise(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, plane: Tensor, log_var: Tensor, key: Tensor, *settings: Any) -> Tensor:
         ctx.save_for_backward(plane, log_var, key)

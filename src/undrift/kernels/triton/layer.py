@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from undrift.kernels.dispatch import FLOATS
-from undrift.kernels.layout import dense
+from undrift.kernels.layout import FLOATS, dense
 from undrift.kernels.triton import launch, tiles, windows
 from undrift.kernels.triton.launch import Launch, Noises, Sums
 from undrift.kernels.triton.windows import Pulls, Windows
