@@ -130,6 +130,7 @@ def test_what_offline_has_run_is_not_run_again(tmp_path):
     assert taken["shot-0.3"]["benchmark"] == "analysis"
 
 
+@pytest.mark.slow
 def test_what_is_known_is_taken_over_whatever_the_deadline(tmp_path):
     request = tiny(tmp_path, settings=("sketch-photo",), only=("shot",))
     run(Offline(), request, quiet, quiet=True)

@@ -237,7 +237,7 @@ def test_analysis_has_no_tier_a(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no cell of analysis is left by --tier A; needed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", WITH_CELLS)
+@pytest.mark.parametrize("name", [WITH_CELLS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in WITH_CELLS[1:])])
 def test_one_line_of_what_a_machine_has_serves_every_benchmark_with_cells(name: str, tmp_path: Path) -> None:
     here = ["--data", "D", "--cache", "C", "--frost", "F", "--wrn2810", "x", "--resnet50", "y", "--device", "cuda"]
     words = ["bench", name, "--tables", "--fast", *here, "--set", "shared=1", "--quiet", "--results", str(tmp_path)]

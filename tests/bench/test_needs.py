@@ -69,6 +69,7 @@ def test_a_trial_runs_methods_whose_parts_are_not_trained(tmp_path: Path) -> Non
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_trained_part_is_taken_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = tiny_network().load(Request(tiny=True))
     head, posterior = tmp_path / "head.safetensors", tmp_path / "posterior.safetensors"

@@ -103,6 +103,7 @@ def test_growth_goes_on_after_the_sizes_that_are_whole(tmp_path: Path, monkeypat
     assert asked[2] == asked[0]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_no_finished_part() -> None:
     rows = streamed({"look": "no such look"}, torch.device("cpu"), lambda _: None)
     with pytest.raises(Incomplete):

@@ -81,7 +81,7 @@ def test_a_time_goes_into_the_first_seed_and_nothing_else_changes(tmp_path: Path
     assert list(after[first].items()) == list(before[first].items())  # in their order, too
 
 
-@pytest.mark.parametrize("name", [pytest.param("online-c100", marks=pytest.mark.slow), "offline"])
+@pytest.mark.parametrize("name", ["online-c100", "offline"])
 def test_the_tables_column_is_filled_and_its_foot_says_how(name: str, tmp_path: Path) -> None:
     request = tiny(tmp_path, "source", "norm-stats", cache=tmp_path / "cache")
     shared(bench(name), request)

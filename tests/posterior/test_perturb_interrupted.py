@@ -61,7 +61,9 @@ def block(model: undrift.Perturbed) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("use", [block, lambda model: model.remove(), undrift.fingerprint])
+@pytest.mark.parametrize(
+    "use", [block, lambda model: model.remove(), pytest.param(undrift.fingerprint, marks=pytest.mark.slow)]
+)
 def test_the_source_comes_back_bit_for_bit(use: Callable[[undrift.Perturbed], Any]) -> None:
     torch.manual_seed(0)
     source, x = small(), images(4)

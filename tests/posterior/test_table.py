@@ -12,7 +12,7 @@ def test_wide_resnet_counts() -> None:
         net = zoo.wrn28_10()
     # Memory as it comes may hold statistics that are not finite; with the batch's nobody looks at them.
     text = str(undrift.perturb(net.to_empty(device="cpu"), norm_statistics="batch"))
-    assert "34,448 learnables = 16,496 log-variances + 17,952 norm affine (36,479,184 with a variance" in text
+    assert "34,448 learnables = 16,496 log-variances + 17,952 norm affine (36,479,184 with " in text
 
 
 def test_resnet50_with_a_bottleneck_counts() -> None:
@@ -20,7 +20,7 @@ def test_resnet50_with_a_bottleneck_counts() -> None:
         net = zoo.shot_resnet50(65)
     model = undrift.perturb(net.to_empty(device="cpu"), frozen="classifier", norm_statistics="batch")
     assert "604,480 learnables" in str(model)
-    assert "(24,032,832 with a variance" in str(model)
+    assert "(24,032,832 with " in str(model)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == 604_480
 

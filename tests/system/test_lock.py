@@ -68,6 +68,7 @@ with held(Path(sys.argv[1])) as mine:
 """
 
 
+@pytest.mark.slow
 def test_a_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> None:
     place = tmp_path / ".a.lock"
     parent = subprocess.Popen([sys.executable, "-c", CODE, str(place)], stdout=subprocess.PIPE, text=True)

@@ -96,6 +96,7 @@ def test_evaluation_counts_every_image_once(domain: TensorDomain) -> None:
     assert [loop.evaluate(source) for loop in loops] == pytest.approx([119 / 120] * 3)
 
 
+@pytest.mark.slow
 def test_compiled_training_never_compiles_twice_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, domain: TensorDomain, quick: TrainOptions, tmp_path: Path
 ) -> None:
