@@ -103,7 +103,8 @@ def step_loss(
             that has to look at more of a step (`Shot`, `Consistency`) is for `adapt` and `stream`.
 
     Examples:
-        >>> model = perturb(torch.nn.Linear(3, 2), init_fraction=1)
+        >>> import undrift
+        >>> model = undrift.perturb(torch.nn.Linear(3, 2), init_fraction=1)
         >>> images = torch.ones(4, 3)
         >>> bool(step_loss(model, images, size=4) > 0)
         True
