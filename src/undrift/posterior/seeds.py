@@ -191,7 +191,7 @@ class Key(nn.Module):
         return torch.compiler.is_compiling() and self.traced
 
     def _next(self, number: int) -> Tensor:
-        if self._in_graph():
+        if self.traced and self._in_graph():
             return self._next_traced(number)
         now: Tensor | tuple[Tensor, ...] | None = self.current
         if now is None or self.stale:

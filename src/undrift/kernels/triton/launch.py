@@ -1,7 +1,8 @@
 """Launch Triton's kernels on tensors. What follows from shapes alone is worked out once for each shape."""
 
 import math
-from functools import lru_cache, partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -44,9 +45,17 @@ class Launch:
         self._run(*tensors, *self.numbers)
 
 
-def on_device_of(tensor: Tensor) -> torch.cuda.device:
-    """Return a context in which kernels run where a tensor is; for a CPU (Triton's interpreter) it does nothing."""
-    return torch.cuda.device(tensor.get_device())
+def on_device(index: int) -> AbstractContextManager[Any]:
+    """Return a context in which kernels run on a GPU; where there is one at most, that is always so."""
+    return torch.cuda.device(index) if _several_gpus() else _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
+@cache
+def _several_gpus() -> bool:
+    return torch.cuda.device_count() > 1
 
 
 def halves(shape: Shape, groups: int) -> bool:
@@ -160,7 +169,7 @@ def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
     from undrift.kernels.triton.kernels_keys import keys_kernel
 
     out = torch.empty(count, dtype=torch.int64, device=step.device)
-    with on_device_of(step):
+    with on_device(step.get_device()):
         Launch(keys_kernel, (cdiv(count, KEYS["BLOCK"]), 1), (count,), KEYS)(seed, step, out)
     return out
 
@@ -170,7 +179,7 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     x = dense(x, last)
     out = x.new_empty(energy_size(x.shape, groups, last), dtype=torch.float32)
     if out.numel():
-        with on_device_of(x):
+        with on_device(x.get_device()):
             sums_of(tiles.shape_of(x, last), groups, x.get_device()).total(x, out)
     return out
 
@@ -180,7 +189,7 @@ def square_sum_gradient(grad: Tensor, x: Tensor, groups: int, last: bool) -> Ten
     x = dense(x, last)
     out = torch.empty_like(x)
     if out.numel():
-        with on_device_of(x):
+        with on_device(x.get_device()):
             sums_of(tiles.shape_of(x, last), groups, x.get_device()).gradient(x, grad.contiguous(), out)
     return out
 
@@ -193,7 +202,7 @@ def add_noise(
     out = torch.empty_like(y)
     if out.numel():
         noises = _noises(y, groups, last, first_row)
-        with on_device_of(y):
+        with on_device(y.get_device()):
             noises.add(y, plane.contiguous(), log_var, key, out)
     return out
 
@@ -206,7 +215,7 @@ def noise_gradients(
         return torch.zeros_like(plane), torch.zeros_like(log_var)
     grad = dense(grad, last)
     noises = _noises(grad, groups, last, first_row)
-    with on_device_of(grad):
+    with on_device(grad.get_device()):
         return noises.gradients(grad, plane.contiguous(), log_var, key)
 
 

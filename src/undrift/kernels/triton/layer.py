@@ -61,14 +61,15 @@ class _LayerNoise(Function):
         key, geometry, first_row = rest
         given, device = (x.shape, x.is_contiguous()), y.get_device()
         plan = _forward_plan(given, (y.shape, y.is_contiguous()), geometry, first_row, device)
-        out, plane = torch.empty_like(y), torch.empty(plan.plane, device=y.device, dtype=torch.float32)
-        with torch.cuda.device(device):
+        out, plane = torch.empty_like(y), torch.empty(plan.energy, device=y.device, dtype=torch.float32)
+        with launch.on_device(device):
             if plan.pointwise is not None:
                 plan.pointwise(x, y, log_var, key, out, plane)
             else:
-                energy = torch.empty(plan.energy, device=y.device, dtype=torch.float32)
+                energy = plane
                 plan.sums.total(x, energy)
                 if plan.windowed is not None:
+                    plane = torch.empty(plan.plane, device=y.device, dtype=torch.float32)
                     plan.windowed(y, energy, log_var, key, out, plane)
                 else:
                     plane = _filtered(energy + plan.extra if plan.extra else energy, geometry.pool)
@@ -91,7 +92,7 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     grad, device = dense(grad, geometry.last), grad.get_device()  # one copy, if any, for us and for the layer
     plan = _backward_plan(given, (grad.shape, grad.is_contiguous()), geometry, first_row, device)
     grad_x = None if x is None else torch.empty_like(x)
-    with torch.cuda.device(device):
+    with launch.on_device(device):
         if plan.pulls is not None:
             grad_log_var = torch.empty_like(log_var)
             scratch = torch.empty(plan.pulls.scratch, device=grad.device, dtype=torch.float32)
