@@ -100,13 +100,12 @@ class Stepper:
         counted = False
         self.gradient.keep()
         try:
-            answer, numbers, why_not = self._look(images, size, places, progress)
-            if why_not not in (None, NOTHING_ASKED):
+            result = self._look(images, size, places, progress)
+            if result.why_not not in (None, NOTHING_ASKED):
                 self._undo(mark)
-            result = StepResult(answer, numbers, why_not)
             with uninterrupted():
-                if why_not is None and numbers is not None:
-                    result = replace(result, resets=self._move(numbers[0]))
+                if result.why_not is None and result.numbers is not None:
+                    result = replace(result, resets=self._move(result.numbers[0]))
                 count(result)
                 counted = True
         finally:
@@ -115,22 +114,15 @@ class Stepper:
                 self._undo(mark)
         return result
 
-    def _look(
-        self, images: Tensor, size: int, places: Tensor | None, progress: float
-    ) -> tuple[tuple[Tensor, Tensor] | None, tuple[float, ...] | None, str | None]:
-        """Leave the step's gradient on the learnables; return its answer, its numbers, and what speaks against it."""
+    def _look(self, images: Tensor, size: int, places: Tensor | None, progress: float) -> StepResult:
+        """Leave the step's gradient on the learnables; return its answer, its numbers, and whether to make it."""
         first = last = self.gradient(images, size, places, progress)
         radius = self.model.options.climb if self.online else 0.0
         if radius and first.numbers is not None and self.learnables:
             with climbed(self.learnables, radius):
                 last = self.gradient(images, size, places, progress, climbed=True)
         numbers = _read(first if last.numbers is None else last)
-        if last.numbers is None or numbers is None:
-            return first.answer, numbers, NOTHING_ASKED
-        likelihood, kl, norm, *more = numbers
-        if not math.isfinite(likelihood + kl):
-            return first.answer, numbers, "loss not finite"
-        return first.answer, numbers, None if all(map(math.isfinite, (norm, *more))) else "gradient not finite"
+        return StepResult(first.answer, numbers, NOTHING_ASKED if last.numbers is None else _why_not(numbers))
 
     def _move(self, likelihood: float) -> tuple[str, ...]:
         """Make the step that the gradients ask for; return why keepers put the network back, where they did."""
@@ -175,3 +167,12 @@ class StepMark:
 def _read(found: Found) -> tuple[float, ...] | None:
     """Return the numbers: one transfer a step, as each is a wait for a GPU."""
     return None if found.numbers is None else tuple(found.numbers.tolist())
+
+
+def _why_not(numbers: Sequence[float] | None) -> str | None:
+    """Return what speaks against a step with these numbers."""
+    assert numbers is not None, "a likelihood that asked something left numbers"
+    likelihood, kl, *others = numbers
+    if not math.isfinite(likelihood + kl):
+        return "loss not finite"
+    return None if all(map(math.isfinite, others)) else "gradient not finite"
