@@ -3,6 +3,7 @@
 import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache, partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -58,26 +59,21 @@ class Launch:
             return
         names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
         if _takes_constants() and all(name in self.constants for name in names):
-            rest = (*self.numbers, *(self.constants[name] for name in names))
-            self._again[dtypes] = compiled[(*self.grid, 1)], rest
+            grid, rest = (*self.grid, 1), (*self.numbers, *(self.constants[name] for name in names))
+            self._again[dtypes] = compiled[grid], rest
 
 
 ALIGNED = 16  # bytes: Triton compiles other kernels for addresses that are no multiples of it
 
 
 def _aligned(tensors: tuple[Tensor, ...]) -> bool:
-    for tensor in tensors:  # a plain loop: it runs at every launch
-        if tensor.data_ptr() % ALIGNED:
-            return False
-    return True
+    return not any(tensor.data_ptr() % ALIGNED for tensor in tensors)
 
 
 @cache
 def _takes_constants() -> bool:
     """Return whether a compiled kernel is launched with all arguments of its function: so it is from Triton 3.3 on."""
-    import triton
-
-    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+    return tuple(map(int, version("triton").split(".")[:2])) >= (3, 3)
 
 
 def on_device(index: int) -> AbstractContextManager[Any]:
