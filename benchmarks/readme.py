@@ -131,29 +131,24 @@ def predictions(request: Request, page: Callable[..., str]) -> str:
     return page([saved(request, name) for name in ("predict", "predict-cpu")], form)
 
 
-TURNS = ("", "-2", "-3", "-4")  # machines, the latest first
-ORDINALS = ("second", "third", "fourth")
+BEFORE = {"cpp": "before, from C++", "python": "before, from Python"}  # how kernels were launched before the redesign
 
 
 def turns(request: Request) -> str:
-    """Return uncompiled steps in turns, as speed_turns_gpu.py measured them on one machine after another."""
-    found = [record for n in TURNS if (record := saved(request, f"speed-turns-cuda{n}"))]
-    if not found:
+    """Return steps in turns, as speed_turns_gpu.py measured them, beside the ratios before the redesign of kernels."""
+    now = saved(request, "speed-turns-cuda")
+    if not now:
         return "Not measured yet."
-    pairs = zip(ORDINALS, found[1:], strict=False)
-    mixed = bool(found[0].get("native"))  # older records, beside one whose launches were not Python's
-    others = [name + (", in Python" if mixed and not record.get("native") else "") for name, record in pairs]
+    before = {said: found for n, said in BEFORE.items() if (found := saved(request, f"speed-turns-cuda-{n}"))}
     header = [""]
     for how in ("", ", one graph"):
-        header += [f"Tent{how}", f"VMP{how}", "ratio", *others]
+        header += [f"Tent{how}", f"VMP{how}", "ratio", *before]
     lines = []
     for case in GPU:
         line = [speed.title(case)]
         for how in ("", ", one graph"):
-            line += [f"{found[0]['networks'][case.network][kind + how]:.1f}" for kind in ("tent", "vmp")]
-            # Three digits where two would hide on which side of its bar it is.
-            ratios = [record["networks"][case.network][f"ratio{how}"] for record in found]
-            line += [f"{r:.3f}" if abs(r - 1.6) < 0.01 else f"{r:.2f}" for r in ratios]
+            line += [f"{now['networks'][case.network][kind + how]:.1f}" for kind in ("tent", "vmp")]
+            line += [f"{found['networks'][case.network][f'ratio{how}']:.2f}" for found in (now, *before.values())]
         lines.append(line)
     return table(header, lines).rstrip("\n")
 
