@@ -10,11 +10,11 @@ another benchmark ("tent:imagenet").
 
 from undrift._errors import OptionError
 from undrift.options import _suggest
-from undrift.recipes import offline, online, plain, prepared
+from undrift.recipes import offline, online, ours, plain, prepared
 from undrift.recipes.method import Loop, Method
 
 METHODS: dict[str, Method] = {
-    row.name: row for rows in (plain.ROWS, online.ROWS, offline.ROWS, prepared.ROWS) for row in rows
+    row.name: row for rows in (plain.ROWS, online.ROWS, offline.ROWS, prepared.ROWS, ours.ROWS) for row in rows
 }
 
 __all__ = ["METHODS", "Method", "get", "names", "table"]

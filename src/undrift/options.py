@@ -126,6 +126,12 @@ class Options(Changeable):
 
     stream_optimiser: Optimiser = _optimiser("adam", "optimiser of a stream")
     stream_lr: float = _optimiser(5e-4, "learning rate of a stream", least=0, main=True)
+    stream_lr_images: int | None = _optimiser(
+        None, "images per step that the rates of a stream are for; fewer take smaller steps", least=1
+    )
+    weights_lr: float | None = _optimiser(
+        None, "rate of trained weights, in deviations of their source values; None: as norm layers", least=0
+    )
     stream_steps: int = _optimiser(1, "steps per batch of a stream", least=1)
     stream_split: int | None = _optimiser(None, "images per step of a stream; None: the whole batch", least=1)
     adapt_optimiser: Optimiser = _optimiser("sgd", "optimiser over epochs")

@@ -245,7 +245,7 @@ def test_finding_classes_takes_no_gradient_and_the_teachers_weights() -> None:
     seen: list[tuple[bool, bool]] = []
     s = stream(many_sided(), images(24).split(4), method="cotta", gather=8, balanced=True, stream_lr=0.1)
     list(itertools.islice(s, 3))
-    teacher = s.online.likelihood.teacher["net.8.weight"]
+    teacher = s.online.likelihood.teacher.weights["net.8.weight"]
 
     def look(layer: nn.Module, *_: object) -> None:
         seen.append((torch.is_grad_enabled(), torch.equal(layer.weight, teacher)))

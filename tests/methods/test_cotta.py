@@ -49,7 +49,7 @@ def test_cotta_is_three_steps_by_hand_and_answers_with_the_teacher(threshold: fl
     for got, wanted in zip(going, answers, strict=True):
         torch.testing.assert_close(got.probs, wanted)
     close(going.model, student)
-    for got, wanted in zip(going.online.likelihood.teacher.values(), teacher.parameters(), strict=True):  # type: ignore[attr-defined]
+    for got, wanted in zip(going.online.likelihood.teacher.weights.values(), teacher.parameters(), strict=True):  # type: ignore[attr-defined]
         torch.testing.assert_close(got, wanted)
 
 
@@ -80,7 +80,7 @@ class Order(Keeper):
         self.seen: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []
 
     def after(self, model: undrift.Perturbed, loss: float) -> None:
-        teacher = {n: t.clone() for n, t in self.likelihood.teacher.items()}
+        teacher = {n: t.clone() for n, t in self.likelihood.teacher.weights.items()}
         self.seen.append((teacher, {n: p.detach().clone() for n, p in learnables(model).items()}))
 
 
@@ -132,7 +132,7 @@ def test_a_step_that_is_not_made_moves_no_teacher() -> None:
     s = undrift.stream(model, batches(2), likelihood)
     list(s)
     assert s.report.steps == 0
-    assert all(torch.equal(t, sources(model)[n]) for n, t in likelihood.teacher.items())
+    assert all(torch.equal(t, sources(model)[n]) for n, t in likelihood.teacher.weights.items())
 
 
 def test_the_authors_values() -> None:
@@ -158,7 +158,7 @@ def test_after_the_stream_the_model_is_the_student_and_the_teacher_can_be_deploy
     left = undrift.predict(model, x).probs
     with likelihood.deployed(model) as answering:
         assert answering is model
-        assert all(torch.equal(p, likelihood.teacher[n]) for n, p in learnables(model).items())
+        assert all(torch.equal(p, likelihood.teacher.weights[n]) for n, p in learnables(model).items())
         theirs = undrift.predict(model, x).probs
         undrift.save(model, tmp_path / "teacher.safetensors")
     assert not torch.equal(left, theirs)

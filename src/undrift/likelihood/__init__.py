@@ -17,6 +17,7 @@ from undrift.likelihood.reliable import ReliableEntropy
 from undrift.likelihood.roid import Roid
 from undrift.likelihood.rotation import Rotation
 from undrift.likelihood.shot import Shot
+from undrift.likelihood.teacher import Teacher
 from undrift.likelihood.wrap import as_likelihood, one_number
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Roid",
     "Rotation",
     "Shot",
+    "Teacher",
     "as_likelihood",
     "entropy",
     "one_number",

@@ -1,26 +1,20 @@
 """CoTTA: learn from a teacher that averages the network's past and, if unsure, many views (Wang et al. 2022)."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from undrift._errors import OptionError
-from undrift._types import Step, named_learnables, named_sources
+from undrift._types import Step, named_sources
 from undrift.likelihood.augment import Augment
+from undrift.likelihood.averaged import Average, with_weights
 from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
-from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step
-from undrift.system.autocast import weights_moved
-from undrift.system.interrupts import surely
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
-
-_TEACHER = "teacher."
 
 
 class Cotta:
@@ -64,13 +58,12 @@ class Cotta:
             )
         self.threshold, self.views, self.pace, self.symmetric = threshold, views, pace, symmetric
         self.augment = Augment(preprocess=preprocess, seed=seed)
-        self.teacher: dict[str, Tensor] = {}
+        self.teacher = Average()
         self._target: Tensor | None = None
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         """Return the loss of one batch."""
-        if not self.teacher:
-            self.teacher = {name: p.detach().clone() for name, p in named_learnables(step.model).items()}
+        self.teacher.start(step.model)
         target = self._look(step)
         self._target = target
         rows = symmetric_cross_entropies(target, logits) if self.symmetric else cross_entropies(target, logits)
@@ -79,68 +72,40 @@ class Cotta:
     @torch.no_grad()
     def _look(self, step: Step) -> Tensor:
         """Return the teacher's logits."""
-        anchor = _with_weights(step.model, named_sources(step.model), step.images)
+        anchor = with_weights(step.model, named_sources(step.model), step.images)
         if not bool(anchor.softmax(dim=1).amax(dim=1).mean() < self.threshold):
-            return _with_weights(step.model, self.teacher, step.images)
+            return self.teacher.logits(step.model, step.images)
         total = torch.zeros_like(anchor)
         for _ in range(self.views):
             view = self.augment(step.images, step.model.preprocess)
-            total += _with_weights(step.model, self.teacher, view)
+            total += self.teacher.logits(step.model, view)
         return total / self.views
 
     def answer(self, logits: Tensor) -> Tensor:
         """Return the teacher's logits for this batch."""
         return logits if self._target is None else self._target
 
-    @torch.no_grad()
     def follow(self, model: Perturbed) -> None:
         """Move the teacher towards the network."""
-        for name, parameter in named_learnables(model).items():
-            self.teacher[name].lerp_(parameter, 1 - self.pace)
+        self.teacher.follow(model, self.pace)
 
-    @contextmanager
-    def deployed(self, model: Perturbed) -> Iterator[Perturbed]:
+    def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
         """Give the model the teacher's weights for the length of a `with` block.
 
         Before the first step the teacher is the network itself.
         """
-        trained = {name: p for name, p in named_learnables(model).items() if name in self.teacher}
-        student = {name: p.detach().clone() for name, p in trained.items()}
-        try:
-            _put(trained, self.teacher)
-            yield model
-        finally:
-            surely(lambda: _put(trained, student))
+        return self.teacher.deployed(model)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the teacher and the state of the random views."""
-        return {**{_TEACHER + name: t for name, t in self.teacher.items()}, **self.augment.state_dict()}
+        return {**self.teacher.state_dict(), **self.augment.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
         """Go on from a state; without a teacher in it, start from the network."""
-        trained, self._target = named_learnables(model), None
-        self.teacher = {n: state[_TEACHER + n].to(p) for n, p in trained.items() if _TEACHER + n in state}
+        self._target = None
+        self.teacher.load_state_dict(state, model)
         self.augment.load_state_dict(state)
 
     def __repr__(self) -> str:
         names = ("threshold", "views", "pace", "symmetric")
         return "Cotta(" + ", ".join(f"{name}={getattr(self, name)!r}" for name in names) + ")"
-
-
-@torch.no_grad()
-def _put(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
-    weights_moved()
-
-
-def _with_weights(model: Perturbed, weights: dict[str, Tensor], images: Tensor) -> Tensor:
-    """Return the logits of the mean network with other weights, normalised as in a step."""
-    with beside_a_step(model, noisy=False):
-        try:
-            return logits_of(torch.func.functional_call(model, weights, (images,)))
-        except BaseException:
-            # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
-            for policy in model.norms:
-                policy.settle()
-            raise

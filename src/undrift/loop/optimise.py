@@ -1,10 +1,11 @@
 """Make the optimiser of a network that adapts, with a learning rate for each kind of parameter."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from undrift.options import Optimiser
@@ -29,24 +30,27 @@ def make_optimiser(
     """
     options = model.options
     affine = {id(p) for policy in model.norms for p in policy.parameters()}
-    groups: dict[tuple[str, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[str, bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_log_var = name.endswith("log_var") and name.startswith("noise.")
             layer = name.removeprefix("noise.").replace("/", ".") if is_log_var else name.removeprefix("net.")
             what = "log_var" if is_log_var else "affine" if id(parameter) in affine else "weights"
             fast = matching(plain_name(layer), options.fast) is not None
-            groups.setdefault((what, fast), []).append(parameter)
+            rate = lr * options.log_var_lr_scale if what == "log_var" else lr
+            if what == "weights" and options.weights_lr is not None:
+                rate = options.weights_lr * _deviation(parameter)
+            groups.setdefault((what, fast, rate), []).append(parameter)
     if own := [p for p in own if p.requires_grad]:
-        groups["own", False] = own
+        groups["own", False, lr] = own
     settings = [
         {
             "params": parameters,
             "name": what + (", fast" if fast else ""),
-            "lr": lr * (options.log_var_lr_scale if what == "log_var" else 1) * (options.fast_lr_scale if fast else 1),
+            "lr": rate * (options.fast_lr_scale if fast else 1),
             "weight_decay": 0.0 if what == "log_var" else weight_decay,
         }
-        for (what, fast), parameters in sorted(groups.items())
+        for (what, fast, rate), parameters in sorted(groups.items(), key=lambda group: group[0])
     ]
     # Where only statistics may change, this is an optimiser without parameters, whose steps do nothing.
     settings = settings or [{"params": [], "name": "nothing", "lr": lr, "weight_decay": 0.0}]
@@ -54,6 +58,29 @@ def make_optimiser(
     if kind == "adam":
         return torch.optim.Adam(settings, lr=lr, fused=fused)
     return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused)
+
+
+def _deviation(weight: Tensor) -> float:
+    """Return the standard deviation of a weight, rounded to a power of two; 1 where it has none.
+
+    Adam moves each number by about the rate, whatever its size: a step in units of the prior's deviation changes a
+    network of small weights as much as one of large ones. Rounded, few weights need a group of their own.
+    """
+    spread = float(weight.detach().float().std()) if weight.numel() > 1 else 0.0
+    return 2.0 ** round(math.log2(spread)) if spread > 0 else 1.0
+
+
+@contextmanager
+def slowed(optimiser: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Multiply all learning rates for the length of a `with` block."""
+    rates = [group["lr"] for group in optimiser.param_groups]
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def optimiser_over_epochs(model: Perturbed, likelihood: object) -> torch.optim.Optimizer:

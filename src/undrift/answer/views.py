@@ -1,0 +1,119 @@
+"""Symmetric views of an image, and a label-free test of which are safe for a network.
+
+A view is safe where no label changes under it: the mirror image of a cat is a cat, that of a "d" is a "b". Averaging
+answers over safe views makes them better; over unsafe ones it ruins them.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from undrift._errors import OptionError
+
+View = Callable[[Tensor], Tensor]
+
+SURE = 0.5  # the part of the images that is looked at: those that a network is surest of
+AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
+LEAST = 64  # images that are looked at before a view is called safe
+
+
+def mirror(images: Tensor) -> Tensor:
+    """Return the images mirrored from left to right."""
+    return images.flip(-1)
+
+
+def shift(images: Tensor, down: int, right: int) -> Tensor:
+    """Return the images moved by whole pixels; what comes in from outside is the border reflected."""
+    rows, columns = abs(down), abs(right)
+    wide = F.pad(images, (columns, columns, rows, rows), mode="reflect")
+    height, width = images.shape[-2:]
+    return wide[..., rows - down : rows - down + height, columns - right : columns - right + width]
+
+
+def nudged(images: Tensor) -> Tensor:
+    """Return the images moved by a sixteenth of their size, down and to the right."""
+    height, width = images.shape[-2:]
+    return shift(images, max(1, height // 16), max(1, width // 16))
+
+
+VIEWS: dict[str, View] = {"mirror": mirror, "shift": nudged}
+"""Views by name."""
+
+
+def chosen(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of views, checked."""
+    names = (names,) if isinstance(names, str) else tuple(names)
+    unknown = [name for name in names if name not in VIEWS]
+    if unknown:
+        raise OptionError(
+            f"views={names!r}: {', '.join(map(repr, unknown))} is not one of {', '.join(VIEWS)}. Name views under "
+            'which no label changes, or give "auto" for those that pass a test without labels.'
+        )
+    return names
+
+
+def combined(names: Sequence[str]) -> list[View]:
+    """Return every combination of the views, the image itself first: mirror and shift make four.
+
+    Examples:
+        >>> len(combined(("mirror", "shift"))), len(combined(()))
+        (4, 1)
+    """
+    views: list[View] = [lambda images: images]
+    for name in names:
+        view = VIEWS[name]
+        views += [lambda images, first=first, view=view: view(first(images)) for first in views]  # type: ignore[misc]
+    return views
+
+
+class SafeViews:
+    """Decides without labels which views are safe, from a network's answers to images and to their views.
+
+    The rule: of the half of the images whose answer is surest, 70 % must keep their label under the view, and of the
+    half whose view's answer is surest, 70 % must have it on the image too; at least 64 images are looked at. A network
+    that is unsure of everything passes no view.
+
+    Attributes:
+        passed: for each view whether it passed; None while too few images were seen.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._found: dict[str, list[Tensor]] = {name: [] for name in names}
+
+    def look(self, logits: Tensor, view: str, logits_of_view: Tensor) -> None:
+        """Take in the answers to a batch and to its view."""
+        p, q = logits.float().softmax(1), logits_of_view.float().softmax(1)
+        same = (p.argmax(1) == q.argmax(1)).float()
+        self._found[view].append(torch.stack([p.amax(1), q.amax(1), same], 1).detach().cpu())
+
+    @property
+    def seen(self) -> int:
+        """Images looked at so far."""
+        return min((sum(map(len, found)) for found in self._found.values()), default=0)
+
+    def agreement(self, view: str) -> float:
+        """Return the lower of both parts that keep their label; NaN before an image was looked at."""
+        if not self._found[view]:
+            return math.nan
+        rows = torch.cat(self._found[view])
+        count = max(1, int(SURE * len(rows)))
+        return min(float(rows[rows[:, side].topk(count).indices, 2].mean()) for side in (0, 1))
+
+    @property
+    def passed(self) -> tuple[str, ...] | None:
+        """The views that passed; None while too few images were seen."""
+        if self.seen < LEAST:
+            return None
+        return tuple(name for name in self.names if self.agreement(name) >= AGREEMENT)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what was seen, for a run that goes on."""
+        return {name: torch.cat(found) for name, found in self._found.items() if found}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state."""
+        self._found = {name: [state[name].cpu()] if name in state else [] for name in self.names}

@@ -1,0 +1,82 @@
+"""Average all that is trained over time: the teacher of methods that follow their own past."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from undrift._types import named_learnables
+from undrift.posterior.outputs import logits as logits_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import beside_a_step
+from undrift.system.autocast import weights_moved
+from undrift.system.interrupts import surely
+
+_TEACHER = "teacher."
+
+
+class Average:
+    """Weights that follow the network's: average ← kept · average + (1 − kept) · network, after each step.
+
+    It starts as the network itself, at the first batch.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+
+    def start(self, model: Perturbed) -> None:
+        """Copy the network's weights, once."""
+        if not self.weights:
+            self.weights = {name: p.detach().clone() for name, p in named_learnables(model).items()}
+
+    @torch.no_grad()
+    def follow(self, model: Perturbed, kept: float) -> None:
+        """Move towards the network."""
+        for name, parameter in named_learnables(model).items():
+            self.weights[name].lerp_(parameter, 1 - kept)
+
+    @torch.no_grad()
+    def logits(self, model: Perturbed, images: Tensor) -> Tensor:
+        """Return the logits of the mean network with the averaged weights, normalised as in a step."""
+        return with_weights(model, self.weights, images)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the averaged weights, by names that begin with "teacher."."""
+        return {_TEACHER + name: tensor for name, tensor in self.weights.items()}
+
+    def load_state_dict(self, state: Mapping[str, object], model: Perturbed) -> None:
+        """Go on from a state; without weights in it, start from the network."""
+        found = {n: state.get(_TEACHER + n) for n in named_learnables(model)}
+        trained = named_learnables(model)
+        self.weights = {n: t.to(trained[n]) for n, t in found.items() if isinstance(t, Tensor)}
+
+    @contextmanager
+    def deployed(self, model: Perturbed) -> Iterator[Perturbed]:
+        """Give the model with the averaged weights in it, for the length of a `with` block."""
+        trained = {name: p for name, p in named_learnables(model).items() if name in self.weights}
+        own = {name: p.detach().clone() for name, p in trained.items()}
+        try:
+            _put(trained, self.weights)
+            yield model
+        finally:
+            surely(lambda: _put(trained, own))
+
+
+def with_weights(model: Perturbed, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """Return the logits of the mean network with other weights, normalised as in a step."""
+    with beside_a_step(model, noisy=False):
+        try:
+            return logits_of(torch.func.functional_call(model, dict(weights), (images,)))
+        except BaseException:
+            # An error or Ctrl-C inside a norm layer: give its flags back before eval mode ends.
+            for policy in model.norms:
+                policy.settle()
+            raise
+
+
+@torch.no_grad()
+def _put(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
+    weights_moved()

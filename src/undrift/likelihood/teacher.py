@@ -1,0 +1,146 @@
+"""Learn from an average of the network's own past that looks at every image from several sides."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift._errors import OptionError
+from undrift._types import Step
+from undrift.answer.views import VIEWS, SafeViews, View, chosen, combined
+from undrift.likelihood.averaged import Average
+from undrift.likelihood.roid import corrected_prior
+from undrift.posterior.perturbed import Perturbed
+
+AUTO = "auto"
+
+
+class Teacher:
+    """Cross-entropy of noisy draws to what an averaged teacher says of the image's symmetric views.
+
+        t_i = mean_v softmax f(θ̄, v(x_i))                        the teacher, without noise
+        loss = mean_i −½ Σ_c t_ic (log p_ic + log p'_ic)          p a draw's answer to x_i, p' another's to v'(x_i)
+        θ̄ ← θ̄ + (n / memory) (θ − θ̄)                             after each step on n images
+
+    v runs over the image and its safe views, combined; v' is one of them at random. The answer is the teacher's and the
+    mean network's, from before the step, under a corrected prior (see `Roid`):
+
+        (1 − share) t_i + share · ½ (softmax f(θ, x_i) + softmax f(θ, v₁(x_i)))
+
+    Where no view is safe, v and v' are the image itself: two draws of the perturbation then agree with the average.
+
+    Args:
+        memory: images that the average remembers.
+        views: names of views under which no label changes (`undrift.answer.views.VIEWS`), or "auto": those that pass a
+            test without labels on the first images.
+        other: look at a second draw, of another view; without it a step takes half of the time.
+        share: of the mean network in the answer; 0 saves two passes.
+        seed: of the choice of v'; without it torch's global generator gives one.
+    """
+
+    def __init__(
+        self,
+        memory: int = 40_000,
+        *,
+        views: str | Sequence[str] = AUTO,
+        other: bool = True,
+        share: float = 0.5,
+        seed: int | None = None,
+    ) -> None:
+        if memory < 1 or not 0 <= share <= 1:
+            raise OptionError(
+                f"memory={memory!r}, share={share!r}: needed are a whole number of images from 1 up, and a number in "
+                "[0, 1]. The defaults are 40,000 and 0.5."
+            )
+        self.memory, self.other, self.share = memory, other, share
+        self.given = AUTO if views == AUTO else chosen(views)
+        self.teacher = Average()
+        self._random = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
+        self._start_views()
+        self._step: Step | None = None
+        self._target = self._answer = torch.empty(0)
+        self._images = 0
+
+    @property
+    def views(self) -> tuple[str, ...] | None:
+        """Names of the views in use; None while a test has seen too few images to say."""
+        return self._test.passed if isinstance(self.given, str) else self.given
+
+    def _start_views(self) -> None:
+        self._test = SafeViews(tuple(VIEWS) if isinstance(self.given, str) else ())
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        """Return the loss of one draw; the first draw of a step asks the teacher."""
+        sides = self._sides(step)
+        if step is not self._step:
+            self._ask(sides, step)
+        loss = _to(self._target, logits)
+        if self.other:
+            side = sides[int(torch.randint(len(sides) - 1, (), generator=self._random)) + 1 if len(sides) > 1 else 0]
+            loss = 0.5 * (loss + _to(self._target, step.drawn_logits(side(step.images))))
+        return loss
+
+    @torch.no_grad()
+    def _ask(self, sides: list[View], step: Step) -> None:
+        """Find the target and the answer of a step."""
+        self._step, self._images = step, len(step.images)
+        self.teacher.start(step.model)
+        told = (self.teacher.logits(step.model, side(step.images)) for side in sides)
+        self._target = _mean_softmax(told, len(sides))
+        answer = self._target
+        if self.share:
+            own = sides[:2]
+            mean = _mean_softmax((step.mean_logits(side(step.images)) for side in own), len(own))
+            answer = torch.lerp(answer, mean, self.share)
+        logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
+        self._answer = logits + corrected_prior(logits).log()
+
+    @torch.no_grad()
+    def _sides(self, step: Step) -> list[View]:
+        """Return the image and its views, combined; while they are tested, look at this batch first."""
+        if step.images.ndim != 4:
+            return combined(())
+        if isinstance(self.given, str) and self._test.passed is None and step is not self._step:
+            logits = step.mean_logits()
+            for name in self._test.names:
+                self._test.look(logits, name, step.mean_logits(VIEWS[name](step.images)))
+        return combined(self.views or ())
+
+    def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
+        """Return the log-probabilities of the answer."""
+        return self._answer
+
+    def follow(self, model: Perturbed) -> None:
+        """Move the teacher towards the network."""
+        self.teacher.follow(model, max(0.0, 1 - self._images / self.memory))
+        self._step = None
+
+    def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
+        """Give the model the teacher's weights for the length of a `with` block."""
+        return self.teacher.deployed(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the teacher, the test of the views, and where the random choices stand."""
+        return {**self.teacher.state_dict(), "views": self._test.state(), "random": self._random.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
+        """Go on from a state."""
+        self.teacher.load_state_dict(state, model)
+        self._start_views()
+        self._test.load(state["views"])
+        self._random.set_state(state["random"].cpu())
+        self._step = None
+
+    def __repr__(self) -> str:
+        return f"Teacher(memory={self.memory}, views={self.given!r}, other={self.other}, share={self.share})"
+
+
+def _to(target: Tensor, logits: Tensor) -> Tensor:
+    return -(target.to(logits.dtype) * logits.log_softmax(1)).sum(1).mean()
+
+
+def _mean_softmax(logits: Any, count: int) -> Tensor:
+    total: Tensor = sum(each.softmax(1) for each in logits)
+    return total / count

@@ -1,0 +1,103 @@
+"""Symmetric views, and the label-free test that tells which of them are safe for a network."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import undrift
+from undrift.answer.views import AGREEMENT, VIEWS, SafeViews, chosen, combined, mirror, shift
+
+LETTERS = {"b": (1, 0, 0, 1, 1, 0, 1, 1, 0), "d": (0, 0, 1, 0, 1, 1, 0, 1, 1), "o": (0, 1, 0, 1, 0, 1, 0, 1, 0)}
+
+
+def test_views_by_hand() -> None:
+    image = torch.arange(6.0).view(1, 1, 2, 3)
+    assert mirror(image).flatten().tolist() == [2, 1, 0, 5, 4, 3]
+    moved = shift(torch.arange(9.0).view(1, 1, 3, 3), 1, 1)  # what comes in is reflected
+    assert moved.flatten().tolist() == [4, 3, 4, 1, 0, 1, 4, 3, 4]
+    still = torch.rand(2, 3, 8, 8)
+    assert torch.equal(shift(shift(still, 1, 2), -1, -2)[..., 2:-2, 2:-2], still[..., 2:-2, 2:-2])
+
+
+def test_views_combine_the_image_itself_first() -> None:
+    image = torch.rand(2, 3, 16, 16)
+    views = [view(image) for view in combined(("mirror", "shift"))]
+    nudged = VIEWS["shift"](image)
+    for found, expected in zip(views, (image, mirror(image), nudged, VIEWS["shift"](mirror(image))), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_an_unknown_view_is_named() -> None:
+    with pytest.raises(undrift.OptionError, match=r"'turn' is not one of mirror, shift"):
+        chosen(("mirror", "turn"))
+
+
+def passed(net: nn.Module, images: Tensor) -> tuple[str, ...] | None:
+    test = SafeViews(tuple(VIEWS))
+    with torch.no_grad():
+        for part in images.split(40):
+            for name, view in VIEWS.items():
+                test.look(net(part), name, net(view(part)))
+    return test.passed
+
+
+def letters(count: int) -> tuple[Tensor, Tensor]:
+    """Return drawings of b, d and o with noise, and which is which."""
+    label = torch.randint(3, (count,))
+    patterns = torch.tensor(list(LETTERS.values()), dtype=torch.float32).view(3, 1, 3, 3)
+    drawn = F.pad(F.interpolate(patterns, scale_factor=4.0), (4, 4, 4, 4))
+    return drawn[label] + 0.3 * torch.randn(count, 1, 20, 20), label
+
+
+def reader() -> nn.Module:
+    """Return a network that tells these letters apart, wherever they stand."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 9, stride=2), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(),
+        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+    optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
+    for _ in range(60):
+        images, label = letters(64)
+        down, right = torch.randint(-1, 2, (2,)).tolist()
+        loss = F.cross_entropy(net(shift(images, down, right)), label)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return net.eval()
+
+
+def test_letters_pass_a_shift_and_no_mirror_image() -> None:
+    images, label = letters(200)
+    net = reader()
+    assert (net(images).argmax(1) == label).float().mean() > 0.95
+    assert passed(net, images) == ("shift",)
+
+
+def test_what_looks_alike_in_a_mirror_passes() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+    assert passed(net, torch.rand(80, 3, 16, 16)) == ("mirror", "shift")
+
+
+def test_few_images_decide_nothing_and_a_state_goes_on() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+    test, images = SafeViews(("mirror",)), torch.rand(80, 3, 8, 8)
+    test.look(net(images[:40]), "mirror", net(mirror(images[:40])))
+    assert test.passed is None
+    again = SafeViews(("mirror",))
+    again.load(test.state())
+    for each in (test, again):
+        each.look(net(images[40:]), "mirror", net(mirror(images[40:])))
+        assert each.passed == ("mirror",)
+
+
+def test_the_surest_half_decides_on_both_sides() -> None:
+    sure, unsure = torch.tensor([9.0, 0.0]), torch.tensor([0.1, 0.0])
+    logits = torch.stack([sure] * 50 + [unsure] * 50)
+    test = SafeViews(("mirror",))
+    test.look(logits, "mirror", torch.cat([logits[:50], -logits[50:]]))  # only unsure answers turn
+    assert test.passed == ("mirror",)
+    kept = round(100 * AGREEMENT / 2) - 1  # of the surest half
+    test = SafeViews(("mirror",))
+    test.look(logits, "mirror", torch.cat([logits[:kept], -logits[kept:]]))
+    assert test.passed == ()
