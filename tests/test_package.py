@@ -108,6 +108,7 @@ def test_adapting_needs_nothing_but_what_pip_brings(tmp_path: Path) -> None:
     assert result.stdout == "True 8\n"
 
 
+@pytest.mark.slow
 def test_the_package_is_a_program() -> None:
     command = [sys.executable, "-m", "undrift", "methods", "--help"]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
