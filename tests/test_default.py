@@ -11,6 +11,7 @@ from undrift_bench import data, zoo
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "cifar10"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/cifar10 beside the checkout")
 def test_streaming_contrast_gains_twenty_points_over_the_source() -> None:
     domain = data.cifar10(SHARED).select(range(600))

@@ -7,6 +7,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 import undrift
@@ -108,6 +109,7 @@ def test_adapting_needs_nothing_but_what_pip_brings(tmp_path: Path) -> None:
     assert result.stdout == "True 8\n"
 
 
+@pytest.mark.slow
 def test_the_package_is_a_program() -> None:
     command = [sys.executable, "-m", "undrift", "methods", "--help"]
     result = subprocess.run(command, check=True, capture_output=True, text=True)

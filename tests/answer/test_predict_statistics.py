@@ -95,6 +95,7 @@ def test_a_state_that_is_filled_in_is_looked_at_anew() -> None:
             predict(twin, images(), 0)
 
 
+@pytest.mark.slow
 def test_a_file_and_a_compiled_step_are_found_out(tmp_path: Path) -> None:
     model = moved()
     undrift.save(model, tmp_path / "b.safetensors")

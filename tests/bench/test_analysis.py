@@ -88,6 +88,7 @@ def test_rows_are_the_same_run_however_they_are_written():
     assert same_run(MethodRow("a", "eta"), MethodRow("b", "eta"))
 
 
+@pytest.mark.slow
 def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
     bench, request = Analysis(), tiny(tmp_path, settings=("pacs",), only=("sigma", "sharing", "samples"))
     outcome = run(bench, request, quiet, quiet=True)

@@ -22,6 +22,7 @@ def test_it_has_help_and_refuses_what_it_does_not_know(capsys: pytest.CaptureFix
     assert "there is no benchmark 'nothing'; needed: one of online-c10" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_is_a_program() -> None:
     done = subprocess.run([sys.executable, "-m", "undrift_bench", "list"], check=True, capture_output=True, text=True)
     assert "online-c10" in done.stdout

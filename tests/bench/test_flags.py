@@ -130,6 +130,7 @@ def held(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -251,6 +252,7 @@ def test_the_tables_of_what_is_read_name_what_there_is() -> None:
         assert {network for network, readers in WEIGHTS.items() if name in readers} == {n.name for n in found.networks}
 
 
+@pytest.mark.slow
 def test_the_exit_code_says_whether_it_was_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,6 +156,7 @@ def test_clean_images_are_asked_as_the_stream_was() -> None:
     assert answering_draws(methods.get("vmp").options.replace(answer="after")) == 1
 
 
+@pytest.mark.slow
 def test_the_mean_network_is_asked_where_the_mean_network_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

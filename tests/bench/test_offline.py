@@ -76,6 +76,7 @@ def test_tier_a_is_six_tasks_with_every_seed_and_the_rest_has_one():
     assert {cell.images for cell in first} == {1670, 2048, 2344, 3929}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*images; PACS publishes:undrift.UndriftWarning")
 def test_a_cell_on_a_tree_gives_target_and_held_out_source(pacs, tmp_path):
     request = Request(

@@ -226,6 +226,7 @@ def test_without_records_nothing_is_claimed() -> None:
     assert texts == ["Not measured yet."] * 5
 
 
+@pytest.mark.slow
 def test_new_measurements_reach_the_pages_and_a_check_finds_that_they_have_not(tmp_path: Path) -> None:
     script = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))
     run: Callable[[list[str]], int] = script["main"]

@@ -105,6 +105,7 @@ def test_the_command_lists_names_and_cells(tmp_path: Path, capsys: pytest.Captur
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_runs_once_and_keeps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--only", "source", "--seeds", "1", "--quiet"]
     for ran, kept in ((1, 0), (0, 1)):
@@ -136,6 +137,7 @@ def test_wrong_words_are_usage_errors(wrong: list[str], capsys: pytest.CaptureFi
     assert "needed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tables_are_written_from_cells_and_none_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["bench", "online-c10", "--tiny", "--results", str(tmp_path), "--seeds", "1", "--json", "--quiet"]
     assert main([*flags, "--only", "source", "--device", "cpu"]) == 0
@@ -185,6 +187,7 @@ def test_rows_that_are_not_source_free_are_named_where_they_are_shown(name: str)
     assert f"- {bench.note}\n" in block  # what the published values beside ours are of
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_is_found_and_mended(readme: Callable[[list[str]], int], tmp_path: Path) -> None:
     write_pages(tmp_path, lambda page: (ROOT / page).read_text(encoding="utf-8"))
     here = ["--root", str(tmp_path)]

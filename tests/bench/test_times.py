@@ -63,6 +63,7 @@ def files(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
+@pytest.mark.slow
 def test_a_time_goes_into_the_first_seed_and_nothing_else_changes(tmp_path: Path) -> None:
     request = tiny(tmp_path, "tent", seeds=2)
     shared(bench(), request)
@@ -81,6 +82,7 @@ def test_a_time_goes_into_the_first_seed_and_nothing_else_changes(tmp_path: Path
     assert list(after[first].items()) == list(before[first].items())  # in their order, too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["online-c100", "offline"])
 def test_the_tables_column_is_filled_and_its_foot_says_how(name: str, tmp_path: Path) -> None:
     request = tiny(tmp_path, "source", "norm-stats", cache=tmp_path / "cache")

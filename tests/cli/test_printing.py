@@ -130,6 +130,7 @@ def shell(work: Path, *words: str) -> "subprocess.CompletedProcess[bytes]":
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_without_arrows(work: Path) -> None:
     words = ("adapt", "target", *MODEL, "--epochs", "1", "--likelihood", "information", "--out", "o.safetensors")
     found = shell(work, *words)

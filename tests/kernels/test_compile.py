@@ -52,6 +52,7 @@ def test_a_full_graph_draws_what_eager_draws(estimator: str, statistics: str) ->
     assert not torch.equal(outputs[0], outputs[1])
 
 
+@pytest.mark.slow
 def test_compiling_the_network_itself() -> None:
     model = undrift.perturb(convnet(), norm_statistics="source")
     call = compiled(model.net)
@@ -62,6 +63,7 @@ def test_compiling_the_network_itself() -> None:
     torch.testing.assert_close(first, model(images()))
 
 
+@pytest.mark.slow
 def test_off_and_remove_are_seen_by_a_compiled_network() -> None:
     net = convnet().eval()
     expected = net(images())
@@ -87,6 +89,7 @@ def test_a_network_compiled_before_perturb_gets_its_noise() -> None:
     torch.testing.assert_close(call(images()), expected)
 
 
+@pytest.mark.slow
 def test_a_compiled_network_can_be_perturbed() -> None:
     net = convnet().eval()
     call = torch.compile(net, fullgraph=True, backend=BACKEND)
@@ -116,6 +119,7 @@ class Twin(nn.Module):
         return self.body(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twin_first", [True, False])
 def test_a_twin_of_its_class_takes_no_noise_away(twin_first: bool) -> None:
     x = torch.ones(2, 4)
@@ -198,6 +202,7 @@ def test_checkpointing_inside_a_full_graph(kind: type[Blocks] | type[Middle]) ->
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo, at a graph break
 def test_checkpointing_around_compiled_blocks_draws_the_same_noise_again() -> None:
     class Outer(nn.Module):
@@ -219,6 +224,7 @@ def test_checkpointing_around_compiled_blocks_draws_the_same_noise_again() -> No
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["attention", "standardised"])
 def test_modules_that_run_again_compile(kind: str) -> None:
     class Standardised(nn.Linear):
@@ -248,6 +254,7 @@ def test_modules_that_run_again_compile(kind: str) -> None:
     torch.testing.assert_close(model(x), y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo, at a graph break
 @pytest.mark.parametrize("estimator", ["local", "drawn"])
 def test_a_part_outside_the_graph_gets_fresh_noise_too(estimator: str) -> None:

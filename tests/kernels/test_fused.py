@@ -144,6 +144,7 @@ def test_fake_tensors_see_one_operator() -> None:
         assert square_sum(y, 2, False).shape == (2, 2, 3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["plain", "operator"])
 def test_a_compiled_network_may_use_either(path: str) -> None:
     model = undrift.perturb(convnet(), norm_statistics="source", init_fraction=0.1)

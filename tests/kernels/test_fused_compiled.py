@@ -128,6 +128,7 @@ class Thrice(nn.Module):
         return torch.cat([self.q(x), self.k(x), self.v(x)], dim=1)
 
 
+@pytest.mark.slow
 def test_layers_that_share_an_input_have_a_copy_each(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     narrow, _ = both_ways(Thrice, monkeypatch, made)

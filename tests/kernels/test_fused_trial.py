@@ -1,10 +1,8 @@
 """Where kernels cannot run, noise is drawn by other means, and that is said once: eager, compiled and exported."""
 
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -161,20 +159,3 @@ def test_operators_of_a_compiled_graph_say_why_they_are_slow(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not operators._launches(y)
-
-
-def test_the_kernel_that_is_tried_is_launched_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the arguments that `kernels_keys.keys_kernel` takes; Triton is not needed to see that."""
-    launched: list[tuple[int, int]] = []
-
-    def kernel(seed: Tensor, step: Tensor, keys: Tensor, count: int, BLOCK: int, num_warps: int) -> None:  # noqa: N803
-        assert num_warps == 4
-        launched.append((count, BLOCK))
-        keys.copy_(keys_of(seed, step, count))
-
-    module = ModuleType("undrift.kernels.triton.kernels_keys")
-    module.keys_kernel = {(1, 1): kernel}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "undrift.kernels.triton.kernels_keys", module)
-    seed, step = torch.tensor(5), torch.tensor(6)
-    assert torch.equal(trial._launched(seed, step, 2), keys_of(seed, step, 2))
-    assert launched == [(2, 128)]

@@ -142,6 +142,7 @@ def test_rate_is_chosen_without_labels() -> None:
     assert choose({1.0: {"a": sure, "b": sure}, 2.0: {"a": surer, "b": collapsed}}) == 1.0
 
 
+@pytest.mark.slow
 def test_the_network_that_comes_along_is_the_script_s() -> None:
     with as_file(files("undrift_bench.demo") / WEIGHTS) as path:
         header = read_header(path)
@@ -156,6 +157,7 @@ def test_the_network_that_comes_along_is_the_script_s() -> None:
     assert target.accuracy == pytest.approx(0.662, abs=0.005)
 
 
+@pytest.mark.slow
 def test_training_images_are_not_held_out() -> None:
     training, held_out = source_images()
     names = {training.name_of(i) for i in range(len(training))}
