@@ -46,7 +46,7 @@ def _type(hint: object) -> str:
     names = {int: "whole number", float: "number", bool: "True, False"}
     if hint in names:
         return names[hint]  # type: ignore[index]
-    return "names" if get_origin(hint) is tuple else "whole number or None"
+    return "names" if get_origin(hint) is tuple else f"{names[get_args(hint)[0]]} or None"
 
 
 def _show(value: object) -> str:
