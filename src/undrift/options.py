@@ -30,6 +30,7 @@ Schedule = Literal["shot", "constant"]
 T = TypeVar("T", bound="Changeable")
 BOUNDS = {"least": (operator.lt, "below"), "above": (operator.le, "not above"), "most": (operator.gt, "above")}
 TYPES = ("conv", "conv_transpose", "linear", "attention")
+VIEW_NAMES = ("mirror", "shift")
 
 GROUPS = {
     "layers": "which layers are perturbed",
@@ -124,6 +125,8 @@ class Options(Changeable):
     test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)
     answer: Answer = _answer("samples", "draws, or one pass before or after a stream's step", main=True)
 
+    answer_views: tuple[str, ...] = _answer((), "views to average answers over: mirror, shift; auto: those found safe")
+
     stream_optimiser: Optimiser = _optimiser("adam", "optimiser of a stream")
     stream_lr: float = _optimiser(5e-4, "learning rate of a stream", least=0, main=True)
     stream_lr_images: int | None = _optimiser(
@@ -146,7 +149,7 @@ class Options(Changeable):
     climb: float = _optimiser(0.0, "radius of a sharpness-aware climb before each step of a stream; 0: none", least=0)
 
     def __post_init__(self) -> None:
-        for name in ("layers", "exclude", "frozen", "train", "types", "fast"):
+        for name in ("layers", "exclude", "frozen", "train", "types", "fast", "answer_views"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, (value,))
@@ -156,6 +159,13 @@ class Options(Changeable):
         problems = [p for f in dataclasses.fields(self) if (p := _problem(f, hints[f.name], getattr(self, f.name)))]
         if isinstance(self.types, tuple):
             problems += [f"types={t!r} is not one of {', '.join(TYPES)}" for t in self.types if t not in TYPES]
+        if isinstance(self.answer_views, tuple) and self.answer_views != ("auto",):
+            known = ", ".join(VIEW_NAMES)
+            problems += [
+                f"answer_views={v!r} is not one of {known}, or auto alone"
+                for v in self.answer_views
+                if v not in VIEW_NAMES
+            ]
         if problems:
             # All at once, so that a user corrects them in one go.
             raise OptionError("; ".join(problems) + ". `help(undrift.Options)` lists every option.")

@@ -1,6 +1,6 @@
 """Predict: average draws of the perturbation into one answer, with its uncertainty."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from undrift.answer.forward import batches_of, finite_images, unwrapped
 from undrift.answer.predict_session import PredictSession
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
+from undrift.answer.views import AUTO, View, chosen, combined
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed, number_above
@@ -33,6 +34,7 @@ def predict(
     batch_size: int | None = None,
     mode: Mode = "full",
     fold_limit: int | None = None,
+    views: str | Sequence[str] | None = None,
 ) -> Prediction:
     """Return the mean softmax over draws of the perturbation, with its entropy and mutual information.
 
@@ -58,6 +60,8 @@ def predict(
         mode: "full", the average of `samples` draws; or "fast", an approximation of it.
         fold_limit: most rows (images × draws) of a pass; 0 makes one pass per draw. Default: 2,048, on a CPU 32, and
             less where memory ends.
+        views: views of an image to average over as well, under which no label changes: "mirror", "shift". Each has
+            draws of its own, so two views double the time. Default: the option `answer_views`, without "auto".
 
     Examples:
         >>> import undrift
@@ -74,13 +78,14 @@ def predict(
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
     if samples == 0 and isinstance(model, Perturbed):
         warn_of_mean(model)
+    sides = _sides(model, views, mode)
     session = PredictSession(model, generator_or_seed(generator), samples)
     if mode == "fast" and isinstance(model, Perturbed) and samples > 2:
         fold_limit = limit_of(model, fold_limit)
         if samples > 3 or fold_limit != 0:
             few = partial(_average_few, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
             return joined(list(session.each(batches_of(images, batch_size), images, few)), samples)
-    full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
+    full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit, views=sides)
     return Prediction.cat(session.each(batches_of(images, batch_size), images, full))
 
 
@@ -93,6 +98,17 @@ def _average_few(
     if one_pass_is_enough(images, samples, fold_limit):
         return average_finite(model, images, finite, samples, temperature, fold_limit)
     return few_draws(model, images, finite, temperature, fold_limit)
+
+
+def _sides(model: nn.Module, names: str | Sequence[str] | None, mode: Mode) -> list[View]:
+    """Return the views of an image to ask, none where that is the image alone."""
+    if names is None:
+        names = model.options.answer_views if isinstance(model, Perturbed) and mode == "full" else ()
+        names = () if names == (AUTO,) else names
+    names = chosen(names)
+    if names and mode == "fast":
+        raise OptionError(f'views={names!r} with mode="fast": draws of one image are what it calibrates. Take one.')
+    return combined(names) if names else []
 
 
 def _checked_samples(model: nn.Module, samples: int | None) -> int:

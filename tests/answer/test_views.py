@@ -1,5 +1,7 @@
 """Symmetric views, and the label-free test that tells which of them are safe for a network."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -101,3 +103,49 @@ def test_the_surest_half_decides_on_both_sides() -> None:
     test = SafeViews(("mirror",))
     test.look(logits, "mirror", torch.cat([logits[:kept], -logits[kept:]]))
     assert test.passed == ()
+
+
+def tilted() -> nn.Module:
+    """Return a network that sees left and right apart."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+
+
+def test_a_prediction_is_the_mean_over_views() -> None:
+    net, images = tilted(), torch.rand(5, 3, 8, 8)
+    p = undrift.predict(net, images, views="mirror")
+    with torch.no_grad():
+        both = torch.stack([net(images).softmax(1), net(mirror(images)).softmax(1)])
+        four = torch.stack([net(view(images)).softmax(1) for view in combined(("mirror", "shift"))])
+    mean = both.mean(0)
+    torch.testing.assert_close(p.probs, mean)
+    torch.testing.assert_close(p.mutual_info, (torch.special.entr(mean) - torch.special.entr(both).mean(0)).sum(1))
+    model = undrift.perturb(net, answer_views=("mirror", "shift"))
+    torch.testing.assert_close(undrift.predict(model, images, samples=0).probs, four.mean(0))
+
+
+def test_views_are_refused_where_they_make_no_sense() -> None:
+    model, images = undrift.perturb(tilted()), torch.rand(5, 3, 8, 8)
+    with pytest.raises(undrift.OptionError, match=r"views=\('mirror',\) with mode=\"fast\""):
+        undrift.predict(model, images, views="mirror", mode="fast")
+    with pytest.raises(undrift.OptionError, match=r"answer_views='turn' is not one of mirror, shift, or auto alone"):
+        undrift.Options(answer_views="turn")
+    assert set(VIEWS) == set(undrift.options.VIEW_NAMES)
+
+
+@pytest.mark.parametrize("method", ["norm-stats", "tent", "vmp", "roid"])
+def test_any_stream_averages_its_answers_over_views(method: str) -> None:
+    images = torch.rand(8, 3, 8, 8)
+    settings: dict[str, Any] = {"test_samples": 0, "train_samples": 0, "answer": "before"}
+    settings |= {"seed": 1} if method == "roid" else {}
+
+    def first(images: Tensor, *views: str) -> Tensor:
+        torch.manual_seed(0)
+        return next(undrift.stream(tilted(), [images], method=method, answer_views=views, **settings)).probs
+
+    torch.testing.assert_close(first(images, "mirror"), (first(images) + first(mirror(images))) / 2)
+
+
+def test_a_stream_may_find_its_views_itself() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+    going = undrift.stream(net, [torch.rand(40, 3, 16, 16) for _ in range(2)], method="tent-ft", answer_views="auto")
+    assert [going.online.views.names for _ in going] == [(), ("mirror", "shift")]

@@ -1,5 +1,6 @@
 """Average the softmax of several draws into one answer."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -9,18 +10,24 @@ from torch import Tensor, nn
 from undrift.answer.draws import draw
 from undrift.answer.forward import blank_logits, finite_images, forward
 from undrift.answer.prediction import Prediction, entropy_of
+from undrift.answer.views import View
 from undrift.posterior.perturbed import Perturbed
 
 
 @torch.no_grad()
 def average(
-    model: nn.Module, images: Tensor, samples: int, temperature: float = 1.0, fold_limit: int | None = None
+    model: nn.Module,
+    images: Tensor,
+    samples: int,
+    temperature: float = 1.0,
+    fold_limit: int | None = None,
+    views: Sequence[View] = (),
 ) -> Prediction:
     """Return the prediction for one batch, in the mode the network is in; images that are not finite get no answer."""
     images, finite = finite_images(model, images)
     if len(images) == 0:
         return no_answer(model, images, finite)
-    return average_finite(model, images, finite, samples, temperature, fold_limit)
+    return average_finite(model, images, finite, samples, temperature, fold_limit, views)
 
 
 @torch.no_grad()
@@ -31,17 +38,20 @@ def average_finite(
     samples: int,
     temperature: float = 1.0,
     fold_limit: int | None = None,
+    views: Sequence[View] = (),
 ) -> Prediction:
     """Return what `average` does for finite images, without waiting for the device.
 
     Args:
         finite: for each image of the batch, whether it is among these; None where all are.
+        views: of the images, to average over; none of them: the images alone. Each has so many draws of its own.
     """
-    draws = max(samples, 1)
+    seen = [view(images) for view in views] or [images]
+    draws = max(samples, 1) * len(seen)
     with ExitStack() as stack:
         if isinstance(model, Perturbed):
             stack.enter_context(model.mean() if samples == 0 else model.rest())
-        passes = draw(model, [images] * draws, fold_limit, partial(forward, model, given=images))
+        passes = draw(model, seen * max(samples, 1), fold_limit, partial(forward, model, given=images))
         softmaxes = ((logits if temperature == 1 else logits / temperature).softmax(dim=1) for logits in passes)
         if draws == 1:
             return Prediction.of(next(softmaxes), None, finite)  # its launches count where a network is small

@@ -15,6 +15,7 @@ from undrift._errors import OptionError
 
 View = Callable[[Tensor], Tensor]
 
+AUTO = "auto"
 SURE = 0.5  # the part of the images that is looked at: those that a network is surest of
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
 LEAST = 64  # images that are looked at before a view is called safe
@@ -117,3 +118,48 @@ class SafeViews:
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from a state."""
         self._found = {name: [state[name].cpu()] if name in state else [] for name in self.names}
+
+
+class ViewsInUse:
+    """The views that answers are averaged over: those that were named, or with "auto" those that pass the test.
+
+    Args:
+        names: names of `VIEWS`, or "auto".
+    """
+
+    def __init__(self, names: str | Sequence[str]) -> None:
+        names = (names,) if isinstance(names, str) else tuple(names)
+        self._test = SafeViews(tuple(VIEWS)) if names == (AUTO,) else None
+        self._named = chosen(names) if self._test is None else ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the views; none while a test has seen too few images."""
+        return self._named if self._test is None else self._test.passed or ()
+
+    @property
+    def decided(self) -> bool:
+        """Whether the names stay what they are."""
+        return self._test is None or self._test.passed is not None
+
+    def look(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> None:
+        """Test the views on a batch, where that is still to be done; `ask` returns logits."""
+        if self._test is None or self.decided or images.ndim != 4:
+            return
+        with torch.no_grad():
+            logits = ask(images)
+            for name in self._test.names:
+                self._test.look(logits, name, ask(VIEWS[name](images)))
+
+    def of(self, images: Tensor) -> list[View]:
+        """Return the views of a batch, the images themselves first; only images have any."""
+        return combined(self.names if images.ndim == 4 else ())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the test has seen, for a run that goes on."""
+        return {} if self._test is None else self._test.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state."""
+        if self._test is not None:
+            self._test.load(state)

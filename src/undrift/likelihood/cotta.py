@@ -41,6 +41,8 @@ class Cotta:
         seed: of the views; without it torch's global generator gives one.
     """
 
+    answers_alone = True  # whatever a pass says, the answer is the teacher's
+
     def __init__(
         self,
         threshold: float = 0.92,

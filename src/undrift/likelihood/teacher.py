@@ -9,12 +9,10 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.answer.views import VIEWS, SafeViews, View, chosen, combined
+from undrift.answer.views import AUTO, View, ViewsInUse
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import corrected_prior
 from undrift.posterior.perturbed import Perturbed
-
-AUTO = "auto"
 
 
 class Teacher:
@@ -40,6 +38,8 @@ class Teacher:
         seed: of the choice of v'; without it torch's global generator gives one.
     """
 
+    answers_alone = True  # whatever a pass says, the answer is that of `_ask`
+
     def __init__(
         self,
         memory: int = 40_000,
@@ -55,10 +55,9 @@ class Teacher:
                 "[0, 1]. The defaults are 40,000 and 0.5."
             )
         self.memory, self.other, self.share = memory, other, share
-        self.given = AUTO if views == AUTO else chosen(views)
+        self._given, self._views = views, ViewsInUse(views)
         self.teacher = Average()
         self._random = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
-        self._start_views()
         self._step: Step | None = None
         self._target = self._answer = torch.empty(0)
         self._images = 0
@@ -66,14 +65,13 @@ class Teacher:
     @property
     def views(self) -> tuple[str, ...] | None:
         """Names of the views in use; None while a test has seen too few images to say."""
-        return self._test.passed if isinstance(self.given, str) else self.given
-
-    def _start_views(self) -> None:
-        self._test = SafeViews(tuple(VIEWS) if isinstance(self.given, str) else ())
+        return self._views.names if self._views.decided else None
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         """Return the loss of one draw; the first draw of a step asks the teacher."""
-        sides = self._sides(step)
+        if step is not self._step:
+            self._views.look(step.images, step.mean_logits)
+        sides = self._views.of(step.images)
         if step is not self._step:
             self._ask(sides, step)
         loss = _to(self._target, logits)
@@ -97,17 +95,6 @@ class Teacher:
         logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
         self._answer = logits + corrected_prior(logits).log()
 
-    @torch.no_grad()
-    def _sides(self, step: Step) -> list[View]:
-        """Return the image and its views, combined; while they are tested, look at this batch first."""
-        if step.images.ndim != 4:
-            return combined(())
-        if isinstance(self.given, str) and self._test.passed is None and step is not self._step:
-            logits = step.mean_logits()
-            for name in self._test.names:
-                self._test.look(logits, name, step.mean_logits(VIEWS[name](step.images)))
-        return combined(self.views or ())
-
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""
         return self._answer
@@ -123,18 +110,17 @@ class Teacher:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the teacher, the test of the views, and where the random choices stand."""
-        return {**self.teacher.state_dict(), "views": self._test.state(), "random": self._random.get_state()}
+        return {**self.teacher.state_dict(), "views": self._views.state(), "random": self._random.get_state()}
 
     def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
         """Go on from a state."""
         self.teacher.load_state_dict(state, model)
-        self._start_views()
-        self._test.load(state["views"])
+        self._views.load(state["views"])
         self._random.set_state(state["random"].cpu())
         self._step = None
 
     def __repr__(self) -> str:
-        return f"Teacher(memory={self.memory}, views={self.given!r}, other={self.other}, share={self.share})"
+        return f"Teacher(memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share})"
 
 
 def _to(target: Tensor, logits: Tensor) -> Tensor:

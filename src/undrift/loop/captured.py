@@ -188,6 +188,8 @@ def check_recordable(model: Perturbed, likelihood: object, keepers: Iterable[Kee
         found.append(f"{asked!r} does not say that it is recordable")
     penalties = [k for k in keepers if type(k).penalty is not Keeper.penalty and not _recordable(k)]
     found += [f"the penalty of {keeper!r} does not say that it is recordable" for keeper in penalties]
+    if model.options.answer_views:
+        found.append(f"answer_views={model.options.answer_views} asks for more passes")
     if model.options.climb:
         found.append(f"climb={model.options.climb} makes two gradients a step")
     if len(places := {str(t.device) for t in (*model.parameters(), *model.buffers())}) > 1:

@@ -10,6 +10,7 @@ from torch.nn.utils import get_total_norm
 from undrift._types import Answering, Keeper, Likelihood, Step
 from undrift.answer.forward import forward
 from undrift.answer.prediction import mean_softmax
+from undrift.answer.views import ViewsInUse
 from undrift.likelihood import one_number
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
@@ -41,6 +42,7 @@ class Gradient:
     Args:
         answers: whether the passes of a step are answers too (in a stream).
         more: returns more numbers to read back, from the logits of the last draw.
+        views: of the images that answers are averaged over.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Gradient:
         keepers: Sequence[Keeper] = (),
         answers: bool = False,
         more: More | None = None,
+        views: ViewsInUse | None = None,
     ) -> None:
         self.model, self.likelihood, self.learnables, self.keepers = model, likelihood, learnables, keepers
-        self.answers, self.more = answers, more
+        self.answers, self.more, self.views = answers, more, views
 
     def keep(self) -> None:
         """Prepare for `put_back`. Nothing to do here: what moves is replaced, never changed in place."""
@@ -108,7 +111,7 @@ class Gradient:
                             loss.backward()  # draw by draw: one graph at a time is held
                         likelihood = likelihood + loss.detach()
                     if self.answers and not climbed:
-                        answers.append(self._answer(logits.detach()))
+                        answers += [self._answer(logits.detach()), *self._other_views(images, noisy)]
                 kl = self._penalties(size) if asked and self.learnables else likelihood.new_zeros(())
         finally:
             key.training = training
@@ -124,6 +127,17 @@ class Gradient:
 
     def _answer(self, logits: Tensor) -> Tensor:
         return self.likelihood.answer(logits) if isinstance(self.likelihood, Answering) else logits
+
+    @torch.no_grad()
+    def _other_views(self, images: Tensor, noisy: bool) -> list[Tensor]:
+        """Return the answers to the images' views, under draws of their own."""
+        if self.views is None or getattr(self.likelihood, "answers_alone", False):
+            return []
+        others = self.views.of(images)[1:]
+        if not others:
+            return []
+        with beside_a_step(self.model, noisy):
+            return [self._answer(forward(self.model, view(images))) for view in others]
 
     def _penalties(self, size: int | Tensor) -> Tensor:
         """Add the gradients of the KL and of the keepers' penalties, and return the KL."""

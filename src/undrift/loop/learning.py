@@ -63,7 +63,7 @@ class Learning:
         if self.answer == "before" and not was_reset:
             return Prediction.of(*before, sound)
         draws = self.model.options.test_samples if self.answer == "samples" else 1
-        return average_finite(self.model, images, sound, draws)
+        return average_finite(self.model, images, sound, draws, views=self.online.views.of(images))
 
     def _together(self, gather: Gather, images: Tensor, sound: Tensor | None) -> Prediction:
         """Make the steps on all that waits, where that is enough, and return the answer of the network then."""
@@ -120,7 +120,7 @@ class Learning:
         if quiet_statistics(self.model) and (options.train_samples or not self.online.seen):
             draws = 0  # no noisy step was made yet: it is the source network, whose statistics fit no draws
         with self.answering():
-            return average_finite(self.model, images, sound, draws)
+            return average_finite(self.model, images, sound, draws, views=self.online.views.of(images))
 
     def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
         """Return what the first step's own pass found, and whether the start state was put back after the last one."""

@@ -11,6 +11,8 @@ from torch.nn.utils import get_total_norm
 
 from undrift._errors import PerturbationMismatch
 from undrift._types import Keeper, Likelihood
+from undrift.answer.forward import forward
+from undrift.answer.views import ViewsInUse
 from undrift.loop.guard import Guard
 from undrift.loop.resume import shown
 from undrift.loop.step import Stepper, StepResult
@@ -18,7 +20,7 @@ from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import fill_likelihood, likelihood_state, moving_by, restore, snapshot
+from undrift.posterior.state import beside_a_step, fill_likelihood, likelihood_state, moving_by, restore, snapshot
 from undrift.system.autocast import weights_moved
 from undrift.system.private import exp_all
 
@@ -30,6 +32,7 @@ class OnlineSteps:
         seen: finite images since the start state: the data size of the bound.
         report: what has happened so far.
         latest: loss, likelihood and KL of the last batch.
+        views: of an image that answers are averaged over.
     """
 
     def __init__(
@@ -42,7 +45,10 @@ class OnlineSteps:
         captured: bool = False,
     ) -> None:
         self.model, self.likelihood, self.optimiser, self.guard = model, likelihood, optimiser, guard
-        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=True, captured=captured)
+        self.views = ViewsInUse(model.options.answer_views)
+        self.stepper = Stepper(
+            model, likelihood, optimiser, keepers, online=True, captured=captured, views=self.views
+        )  # fmt: skip
         self.keepers = self.stepper.keepers
         self.seen = 0
         self.report = StreamReport()
@@ -65,6 +71,7 @@ class OnlineSteps:
         Args:
             new: how many of the images no step has seen before; None is all of them.
         """
+        self.views.look(images, self._mean_logits)
         seen = self.seen + (len(images) if new is None else new)
 
         def count(step: StepResult) -> None:
@@ -83,6 +90,10 @@ class OnlineSteps:
             answer = self.stepper.step(images, seen, self.stepper.mark(), count).answer
         assert answer is not None, "the passes of a stream's step are answers"
         return answer
+
+    def _mean_logits(self, images: Tensor) -> Tensor:
+        with beside_a_step(self.model, noisy=False):
+            return forward(self.model, images)
 
     def watch(self, images: Tensor) -> bool:
         """Put the start state back if the present one is not finite, or has collapsed; return whether it did."""
@@ -128,6 +139,7 @@ class OnlineSteps:
             "start": {name: tensor.clone() for name, tensor in self._start.items()},
             "optimiser": copy.deepcopy(self.optimiser.state_dict()),
             "seen": self.seen,
+            "views": self.views.state(),
             "report": self.report.state_dict(),
             "guard": None if self.guard is None else self.guard.state_dict(),
             "likelihood": copy.deepcopy(likelihood_state(self.likelihood)),
@@ -170,6 +182,7 @@ class OnlineSteps:
         weights_moved()
         self._start = {name: state["start"][name].to(tensor) for name, tensor in self._start.items()}
         self.seen = state["seen"]
+        self.views.load(state["views"])
         self.report.load_state_dict(state["report"])
         if self.guard is not None and state["guard"] is not None:
             self.guard.load_state_dict(state["guard"])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from undrift._types import Following, Keeper, Likelihood
+from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
 from undrift.loop.gradient import Found, Gradient, More
 from undrift.loop.optimise import climbed, learnables, slowed
@@ -47,6 +48,7 @@ class Stepper:
             follow the loss, and the noise of a step that was not made does not come again.
         captured: record the gradient as a CUDA graph.
         more: returns more numbers to read back, from the logits of the last draw.
+        views: of the images that answers are averaged over.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Stepper:
         online: bool,
         captured: bool = False,
         more: More | None = None,
+        views: ViewsInUse | None = None,
     ) -> None:
         self.model, self.likelihood, self.optimiser = model, likelihood, optimiser
         self.keepers, self.online = tuple(keepers), online
@@ -66,7 +69,7 @@ class Stepper:
             keeper.start(model)
         # A keeper may take parts of the network out of what is trained.
         self.learnables = [p for p in learnables(optimiser) if p.requires_grad]
-        plain = Gradient(model, likelihood, self.learnables, self.keepers, online, more)
+        plain = Gradient(model, likelihood, self.learnables, self.keepers, online, more, views)
         self.gradient = CapturedGradient(plain) if captured else plain
 
     def mark(self) -> "StepMark":
