@@ -10,7 +10,7 @@ import undrift
 from faults import missing
 from support import convnet, learnables
 from undrift import Report, inspect, save
-from undrift.judge import plots
+from undrift.judge import findings, plots
 from undrift.judge.metrics import Reliability
 
 from .test_report import continual, generalized, offline, result
@@ -23,7 +23,7 @@ def is_png(path: Path) -> bool:
 
 def test_sigma_of_a_model_and_of_a_file(tmp_path: Path) -> None:
     model = undrift.perturb(convnet())
-    assert "nothing has moved it" in plots.sigma_finding(plots.sigmas(model))
+    assert "nothing has moved it" in findings.sigma_finding(plots.sigmas(model))
     with torch.no_grad():
         for parameter in learnables(model).values():
             parameter += torch.rand_like(parameter)
@@ -34,10 +34,10 @@ def test_sigma_of_a_model_and_of_a_file(tmp_path: Path) -> None:
     save(model, tmp_path / "b.safetensors")
     plots.sigma(inspect(tmp_path / "b.safetensors"), tmp_path / "b.png")
     assert is_png(tmp_path / "b.png")
-    assert "largest in 3:" in plots.sigma_finding(inspect(tmp_path / "b.safetensors").sigmas)
+    assert "largest in 3:" in findings.sigma_finding(inspect(tmp_path / "b.safetensors").sigmas)
     silent = undrift.perturb(convnet(), init_fraction=0.0)
     plots.sigma(silent, tmp_path / "c.png")
-    assert plots.sigma_finding(plots.sigmas(silent)) == "No noise: σ is 0 in every layer"
+    assert findings.sigma_finding(plots.sigmas(silent)) == "No noise: σ is 0 in every layer"
 
 
 def test_reports(tmp_path: Path) -> None:
@@ -56,22 +56,22 @@ def test_reports(tmp_path: Path) -> None:
 
 
 def test_titles_state_the_finding() -> None:
-    assert plots.domains_finding({"": offline()}) == "Worst on snow (30.0 % error), best on fog (10.0 %)"
+    assert findings.domains_finding({"": offline()}) == "Worst on snow (30.0 % error), best on fog (10.0 %)"
     named = {"source": generalized(), "vmp": offline()}
-    assert plots.domains_finding(named) == "vmp errs least: 20.0 % on average (source 25.0 %)"
-    assert plots.reliability_finding(offline().results[0].reliability) == (
+    assert findings.domains_finding(named) == "vmp errs least: 20.0 % on average (source 25.0 %)"
+    assert findings.reliability_finding(offline().results[0].reliability) == (
         "Overconfident (ECE 17.0 %):\nsure of 82.0 %, right on 65.0 %"
     )
     mixed = Reliability((10, 10), (0.4, 0.9), (0.6, 0.7))
-    assert plots.reliability_finding(mixed).startswith("Calibrated on average, not bin by bin (ECE 20.0 %)")
+    assert findings.reliability_finding(mixed).startswith("Calibrated on average, not bin by bin (ECE 20.0 %)")
     shy = Reliability((10,), (0.6,), (0.9,))
-    assert plots.reliability_finding(shy).startswith("Underconfident")
-    assert plots.reliability_finding(Reliability((10,), (0.9,), (0.9,))).startswith("Well calibrated")
+    assert findings.reliability_finding(shy).startswith("Underconfident")
+    assert findings.reliability_finding(Reliability((10,), (0.9,), (0.9,))).startswith("Well calibrated")
 
 
 def test_pooled_bins_are_those_of_all_images() -> None:
     a, b = Reliability((1, 0), (0.4, 0.0), (1.0, 0.0)), Reliability((3, 2), (0.2, 0.9), (0.0, 1.0))
-    both = plots.pooled([a, b])
+    both = findings.pooled([a, b])
     assert both.counts == (4, 2)
     assert both.confidence == pytest.approx((0.25, 0.9))
     assert both.accuracy == pytest.approx((0.25, 1.0))
