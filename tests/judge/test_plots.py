@@ -1,5 +1,6 @@
 """Pictures are drawn without a screen, say what they show, and are whole PNG files."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from undrift.judge import findings, plots
 from undrift.judge.metrics import Reliability
 
 from .test_report import continual, generalized, offline, result
+
+TWO = ((0.0, 0.1), (0.2, 0.3))
 
 
 def is_png(path: Path) -> bool:
@@ -53,6 +56,29 @@ def test_reports(tmp_path: Path) -> None:
     with pytest.raises(undrift.DataError, match="no reports"):
         plots.domains({}, tmp_path / "e.png")
     assert not (tmp_path / "e.png").exists()
+
+
+def test_risk_against_coverage(tmp_path: Path) -> None:
+    plots.risk_coverage(offline(), tmp_path / "one.png")
+    plots.risk_coverage({"tent": offline(), "vmp": generalized()}, tmp_path / "two.png")
+    assert is_png(tmp_path / "one.png")
+    assert is_png(tmp_path / "two.png")
+    results = tuple(dataclasses.replace(r, risks=risks) for r, risks in zip(offline().results, TWO, strict=True))
+    report = dataclasses.replace(offline(), results=results)
+    assert findings.mean_risks(report) == pytest.approx([0.1, 0.2])
+    said = findings.risks_finding({"": report})
+    assert said == "10.0 % error in the surest half, 20.0 % in all\n(AURC × 100: 6.2)"
+    worse = tuple(dataclasses.replace(r, scores=dataclasses.replace(r.scores, aurc=0.5)) for r in results)
+    said = findings.risks_finding({"source": dataclasses.replace(report, results=worse), "vmp": report})
+    assert said == "vmp errs least among its surest:\nAURC × 100 is 6.2 (source 50.0)"
+
+
+def test_a_report_without_curves_is_drawn_without_them(tmp_path: Path) -> None:
+    old = dataclasses.replace(offline(), results=tuple(dataclasses.replace(r, risks=()) for r in offline().results))
+    assert old.plot(tmp_path / "r.png") < offline().plot(tmp_path / "s.png")
+    with pytest.raises(undrift.DataError, match=r"tent has no risk–coverage curve.*needed.*Run the evaluation again"):
+        plots.risk_coverage({"vmp": offline(), "tent": old}, tmp_path / "no.png")
+    assert not (tmp_path / "no.png").exists()
 
 
 def test_titles_state_the_finding() -> None:

@@ -57,6 +57,31 @@ def domains_finding(named: "Mapping[str, Report]") -> str:
     return f"Worst on {worst} ({errors[worst]:.1f} % error), best on {best} ({errors[best]:.1f} %)"
 
 
+def risks_finding(named: "Mapping[str, Report]") -> str:
+    """Return what answering half of the images gains, or in which of several networks confidence sorts best."""
+    if len(named) > 1:
+        areas = {name: 100 * found.summary["aurc"] for name, found in named.items()}
+        best, *others = sorted(areas, key=lambda name: areas[name])
+        rest = ", ".join(f"{name} {areas[name]:.1f}" for name in others)
+        return f"{best} errs least among its surest:\nAURC × 100 is {areas[best]:.1f} ({rest})"
+    (only,) = named.values()
+    risks = mean_risks(only)
+    half, whole = (100 * risks[k - 1] for k in (len(risks) // 2, len(risks)))
+    return (
+        f"{half:.1f} % error in the surest half, {whole:.1f} % in all\n(AURC × 100: {100 * only.summary['aurc']:.1f})"
+    )
+
+
+def has_risks(found: "Report") -> bool:
+    """Return whether every target of a report has its risk–coverage curve."""
+    return all(r.risks and r.scores.aurc is not None for r in found.of("target"))
+
+
+def mean_risks(found: "Report") -> list[float]:
+    """Return the risk–coverage curve of a report: the mean of its targets', each counting once."""
+    return [statistics.fmean(column) for column in zip(*(r.risks for r in found.of("target")), strict=True)]
+
+
 def pooled(bins: Iterable[Reliability]) -> Reliability:
     """Return the bins of several domains as if their images were one set."""
     given = list(bins)

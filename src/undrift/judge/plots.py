@@ -1,4 +1,4 @@
-"""Plot σ per layer, reliability, and error per domain; each title says what the picture shows.
+"""Plot σ per layer, reliability, risk against coverage, and error per domain; each title says what it shows.
 
 Drawn without pyplot: no screen is needed, and the user's backend stays. Files are written whole or not at all.
 """
@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undrift._errors import DataError, OptionError, UndriftError
-from undrift.judge.findings import domains_finding, pooled, reliability_finding, sigma_finding, target_names
+from undrift.judge.findings import (
+    domains_finding,
+    has_risks,
+    mean_risks,
+    pooled,
+    reliability_finding,
+    risks_finding,
+    sigma_finding,
+    target_names,
+)
 from undrift.judge.metrics import Reliability
 from undrift.packs.domain_file import DomainFile, sigmas
 from undrift.posterior.perturbed import Perturbed
@@ -64,11 +73,25 @@ def reliability(report: "Report", path: str | os.PathLike[str]) -> int:
     return _save(figure, path)
 
 
+def risk_coverage(reports: "Report | Mapping[str, Report]", path: str | os.PathLike[str]) -> int:
+    """Draw the error among the surest images against how many are answered, of one report or of several by name.
+
+    A curve is the mean over a report's targets, at equal coverage. Returns the file's size.
+    """
+    named = _named(reports)
+    if without := [name or "the report" for name, found in named.items() if not has_risks(found)]:
+        raise DataError(
+            f"{', '.join(without)} has no risk–coverage curve, as it was saved by an older undrift; needed: one with "
+            "it. Run the evaluation again."
+        )
+    figure = _figure(path, 5, 4.6)
+    _draw_risks(figure.subplots(), named)
+    return _save(figure, path)
+
+
 def domains(reports: "Report | Mapping[str, Report]", path: str | os.PathLike[str]) -> int:
     """Draw the error on each domain, of one report or of several by name; return the file's size."""
-    named = dict(reports) if isinstance(reports, Mapping) else {"": reports}
-    if not named:
-        raise DataError("no reports were given; needed: one, or a mapping from names to reports. Evaluate first.")
+    named = _named(reports)
     labels = target_names(next(iter(named.values())))
     figure = _figure(path, max(6.0, 2 + 0.25 * len(labels) * (1 + len(named))), 4.6)
     _draw_domains(figure.subplots(), named)
@@ -76,12 +99,18 @@ def domains(reports: "Report | Mapping[str, Report]", path: str | os.PathLike[st
 
 
 def report(found: "Report", path: str | os.PathLike[str]) -> int:
-    """Draw a report: error on each domain beside the reliability diagram; return the file's size."""
+    """Draw a report: error on each domain, reliability, and risk against coverage where it is known.
+
+    Returns the file's size.
+    """
     width = max(4.0, 1.5 + 0.45 * len(found.of("target")))
-    figure = _figure(path, width + 5, 5.4)
-    left, right = figure.subfigures(1, 2, width_ratios=(width, 5))
+    widths = (width, 5, 4.5) if has_risks(found) else (width, 5)
+    figure = _figure(path, sum(widths), 5.4)
+    left, middle, *right = figure.subfigures(1, len(widths), width_ratios=widths)
     _draw_domains(left.subplots(), {"": found})
-    _draw_reliability(right, pooled(r.reliability for r in found.of("target")))
+    _draw_reliability(middle, pooled(r.reliability for r in found.of("target")))
+    for part in right:
+        _draw_risks(part.subplots(), {"": found})
     return _save(figure, path)
 
 
@@ -106,14 +135,28 @@ def _draw_reliability(figure: Any, bins: Reliability) -> None:
     lower.set(xlabel="confidence", ylabel="images")
 
 
+def _draw_risks(axes: Any, named: "Mapping[str, Report]") -> None:
+    for i, (name, found) in enumerate(named.items()):
+        colour, risks = COLOURS[i % len(COLOURS)], mean_risks(found)
+        answered = [100 * (k + 1) / len(risks) for k in range(len(risks))]
+        line = "-" if i < len(COLOURS) else ":"
+        axes.plot(answered, [100 * r for r in risks], line, color=colour, linewidth=2, label=_plain(name) or None)
+        axes.axhline(100 * risks[-1], linestyle="--", linewidth=1, color=colour)  # a confidence that says nothing
+    axes.set(xlim=(0, 100), xlabel="answered, the surest first, %", ylabel="error % among these")
+    axes.set_ylim(bottom=0)
+    axes.set_title(_plain(risks_finding(named)), fontsize=10, fontweight="bold")
+    if any(named):
+        axes.legend(frameon=False)
+
+
 def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
     labels = target_names(next(iter(named.values())))
     width = 0.8 / len(named)
     for i, (name, found) in enumerate(named.items()):
         if target_names(found) != labels:
             raise DataError(
-                f"{name} has the domains {', '.join(target_names(found))}, the first report {', '.join(labels)}; needed: "
-                "the same ones in each. Draw them separately."
+                f"{name} has the domains {', '.join(target_names(found))}, the first report {', '.join(labels)}; "
+                "needed: the same ones in each. Draw them separately."
             )
         colour, errors = COLOURS[i % len(COLOURS)], [100 * r.scores.error for r in found.of("target")]
         where = [at + (i - (len(named) - 1) / 2) * width for at in range(len(labels))]
@@ -144,6 +187,13 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
     axes.set_title(_plain(domains_finding(named)), fontsize=10, fontweight="bold")
     if any(named):
         axes.legend(frameon=False)
+
+
+def _named(reports: "Report | Mapping[str, Report]") -> "dict[str, Report]":
+    named = dict(reports) if isinstance(reports, Mapping) else {"": reports}
+    if not named:
+        raise DataError("no reports were given; needed: one, or a mapping from names to reports. Evaluate first.")
+    return named
 
 
 def _plain(text: str) -> str:
