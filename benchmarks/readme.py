@@ -20,7 +20,7 @@ from typing import Any
 
 from undrift_bench.bench import Benchmark, Cell, MethodRow, Request, Store, about, find, in_its_precision
 from undrift_bench.bench.harness.notes import not_source_free
-from undrift_bench.bench.harness.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, marked
+from undrift_bench.bench.harness.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, in_use, marked
 from undrift_bench.bench.harness.table import markdown as table
 from undrift_bench.bench.offline.benchmark import benchmark as offline
 from undrift_bench.bench.offline.page import Page, title
@@ -33,7 +33,7 @@ from undrift_bench.bench.speed.benchmark import GPU
 
 ROOT = Path(__file__).parents[1]
 MOST = 12  # lines of a table; with more, those of the first tier, and whatever leads a column
-COLUMNS = report.COLUMNS[:4]  # error, NLL, ECE, clean error after
+COLUMNS = report.COLUMNS[:5]  # error, NLL, ECE, AURC, clean error after
 OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
 
@@ -57,18 +57,19 @@ def online(name: str, request: Request, only: tuple[str, ...] = (), records: str
     run = [row for row in bench.rows if part.records(row)]
     if not run:
         return f"{heading} Not run yet."
-    error, *others = COLUMNS
     lines = []
-    leaders = {_leader(column, run, part).name for column in COLUMNS[:3]}
+    leading = in_use(COLUMNS[:4], [record for row in run for record in part.records(row)])
+    leaders = {_leader(column, run, part).name for column in leading}
     shown = [row for row in run if row in main_rows(run) or row.name in leaders]
     if only:
         shown = sorted((row for row in run if row.name in only), key=lambda row: only.index(row.name))
+    all_found = [record for row in shown for record in part.records(row)]
+    error, *others = in_use(COLUMNS, all_found)
     for row in shown:
         found, said = part.records(row), part.said(row)
         values = [error.text(found), str(said[0]) if said else "–", *(column.text(found) for column in others)]
         lines.append([marked(title(row), found), *values])
     header = ["method", error.title, "published %", *(column.title for column in others)]
-    all_found = [record for row in shown for record in part.records(row)]
     below = footnotes({row.label: part.records(row) for row in shown})
     below += [f"- {bench.note}"] if bench.note else []  # what the published values beside ours are of
     left = _left(len(bench.rows), run, shown, [name], records)

@@ -14,6 +14,7 @@ from support import convnet, images, same, snapshot
 from undrift import Prediction, evaluate, join, predict, stream
 from undrift.evaluate import evaluate_continual, evaluate_generalized
 from undrift.images import TensorDomain
+from undrift.judge import selective
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -41,6 +42,9 @@ def test_offline_is_the_metrics_of_predict() -> None:
     bins = [(confidence > i / 15) & (confidence <= (i + 1) / 15) for i in range(15)]
     gaps = [float((right[b].float() - confidence[b]).sum().abs()) for b in bins]
     assert found.scores.ece == pytest.approx(sum(gaps) / len(y), rel=1e-4)
+    assert found.scores.aurc == pytest.approx(selective.aurc(confidence, right))
+    assert found.scores.augrc == pytest.approx(selective.augrc(confidence, right))
+    assert found.risks == pytest.approx(selective.curve(confidence, right))
 
 
 def test_draws_are_reproducible_and_differ_from_batch_to_batch() -> None:

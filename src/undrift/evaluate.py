@@ -35,7 +35,7 @@ def evaluate(
     generator: torch.Generator | int | None = None,
     mode: Mode = "full",
 ) -> Report:
-    """Return error, NLL, Brier and ECE of a network on labelled images: one domain, or several by name.
+    """Return error, NLL, Brier, ECE, AURC and AUGRC of a network on labelled images: one domain, or several by name.
 
     Nothing is adapted, and the network is left as it was. A plain network can be evaluated too, to compare with.
 
@@ -148,7 +148,7 @@ def evaluate_continual(
             f"{len(waiting)} batches of {waiting[0][0]} got no answer; needed: one prediction per batch. Let `answer` "
             "yield one for each batch, skipped ones too."
         )
-    results += [Result(name, tally.scores(), tally.reliability()) for name, tally in tallies.items()]
+    results += [_scored(name, tally) for name, tally in tallies.items()]
     if source is not None:
         _warn_of_mean(model, samples)
         results.append(_result("source", ask, source, "source"))
@@ -213,7 +213,11 @@ def _result(name: str, ask: Ask, loader: Loader, role: Role = "target", task: st
         labels = labels_of(item)
         prediction = ask(images_of(item))
         tally.add(prediction.probs, labels, prediction.label)
-    return Result(name, tally.scores(), tally.reliability(), role, task)
+    return _scored(name, tally, role, task)
+
+
+def _scored(name: str, tally: Tally, role: Role = "target", task: str = "") -> Result:
+    return Result(name, tally.scores(), tally.reliability(), role, task, tally.risks())
 
 
 def _before(model: nn.Module, source: Loader, temperature: float) -> Result:

@@ -322,7 +322,7 @@ def of_report(report: undrift.Report) -> Numbers:
     """Return the scores of each domain of a report, and its summary."""
     out: Numbers = {f"summary.{key}": value for key, value in report.summary.items() if not math.isnan(value)}
     for number, result in enumerate(report.results):
-        for key in ("count", "accuracy", "nll", "brier", "ece"):
+        for key in ("count", "accuracy", "nll", "brier", "ece", "aurc", "augrc"):
             out[f"{number}.{result.domain}.{result.role}.{key}"] = getattr(result.scores, key)
     return out
 

@@ -17,7 +17,7 @@ BINS = Reliability((0, 4, 16), (0.0, 0.5, 0.9), (0.0, 0.25, 0.75))
 
 
 def result(domain: str, accuracy: float, role: Role = "target", task: str = "") -> Result:
-    return Result(domain, Scores(1000, accuracy, 0.5, 0.25, 0.125), BINS, role, task)
+    return Result(domain, Scores(1000, accuracy, 0.5, 0.25, 0.125, 0, 0.0625, 0.05), BINS, role, task, (0.0, 0.2))
 
 
 def offline() -> Report:
@@ -37,20 +37,20 @@ def continual() -> Report:
 
 def test_offline_table() -> None:
     assert str(offline()) == (
-        "domain  images  error %    NLL  Brier  ECE %\n"
-        "────────────────────────────────────────────\n"
-        "fog      1,000    10.00  0.500  0.250  12.50\n"
-        "snow     1,000    30.00  0.500  0.250  12.50\n"
-        "────────────────────────────────────────────\n"
-        "mean              20.00  0.500  0.250  12.50"
+        "domain  images  error %    NLL  Brier  ECE %  AURC × 100\n"
+        "────────────────────────────────────────────────────────\n"
+        "fog      1,000    10.00  0.500  0.250  12.50        6.25\n"
+        "snow     1,000    30.00  0.500  0.250  12.50        6.25\n"
+        "────────────────────────────────────────────────────────\n"
+        "mean              20.00  0.500  0.250  12.50        6.25"
     )
 
 
 def test_generalized_table() -> None:
     lines = str(generalized()).splitlines()
     # 2·0.8·0.6/1.4 = 0.6857, 2·0.6·0.9/1.5 = 0.72; means 0.7 and 0.75: 2·0.7·0.75/1.45 = 0.7241.
-    assert lines[2].split() == ["A", "→", "B", "80.00", "60.00", "68.57", "0.500", "12.50"]
-    assert lines[5].split() == ["mean", "70.00", "75.00", "70.29", "0.500", "12.50"]
+    assert lines[2].split() == ["A", "→", "B", "80.00", "60.00", "68.57", "0.500", "12.50", "6.25"]
+    assert lines[5].split() == ["mean", "70.00", "75.00", "70.29", "0.500", "12.50", "6.25"]
     assert lines[6].split()[-1] == "72.41"
     assert generalized().summary["harmonic_of_means"] == pytest.approx(0.7241, abs=1e-4)
     assert generalized().summary["mean_of_harmonics"] == pytest.approx(0.7029, abs=1e-4)
@@ -81,6 +81,20 @@ def test_json_round_trip(tmp_path: Path, make: "type[Report]") -> None:
     assert again == report
     assert str(again) == str(report)
     assert json.loads((tmp_path / "r.json").read_text())["summary"] == pytest.approx(report.summary)
+
+
+@pytest.mark.parametrize("make", [offline, generalized, continual])
+def test_a_report_that_was_saved_without_selective_scores(tmp_path: Path, make: "type[Report]") -> None:
+    values = make().to_dict()
+    for each in values["results"]:
+        del each["risks"], each["scores"]["aurc"], each["scores"]["augrc"]
+    (tmp_path / "old.json").write_text(json.dumps(values))
+    old = Report.load(tmp_path / "old.json")
+    assert not {"aurc", "augrc"} & old.summary.keys()
+    assert {"aurc", "augrc"} < make().summary.keys()
+    assert [line.split()[-1] for line in str(old).splitlines() if "0.500" in line] == ["–"] * str(old).count("0.500")
+    old.save(tmp_path / "again.json")
+    assert Report.load(tmp_path / "again.json") == old
 
 
 def test_what_is_no_report(tmp_path: Path) -> None:

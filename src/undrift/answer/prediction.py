@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError
+from undrift._errors import DataError, OptionError
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,43 @@ class Prediction:
         """Return the prediction on the CPU."""
         return Prediction(*(getattr(self, f.name).cpu() for f in fields(self)))
 
-    def certain(self, threshold: float) -> Tensor:
-        """Return which images have an answer with at least this probability."""
-        return (self.label >= 0) & (self.probs.amax(dim=1) >= threshold)
+    def certain(self, threshold: float | None = None, *, risk: float | None = None) -> Tensor:
+        """Return which images have an answer that is sure enough.
+
+        With `risk`, as many of the surest as can be answered so that their expected error, the mean of 1 − confidence
+        over them, is at most that. It uses no labels, and is as honest as the probabilities are calibrated: an
+        overconfident network errs more often (`undrift.temperature` helps). Images of equal confidence are answered
+        all or none.
+
+        Args:
+            threshold: the least probability of an answer.
+            risk: the expected share of wrong answers, from 0 to 1. Give one of the two.
+
+        Examples:
+            >>> p = Prediction.of(torch.tensor([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0]]))
+            >>> p.certain(0.75).tolist(), p.certain(risk=0.125).tolist()
+            ([False, True, True], [False, True, True])
+        """
+        if (threshold is None) == (risk is None):
+            found = "neither threshold nor risk" if risk is None else f"threshold={threshold!r} and risk={risk!r}"
+            raise OptionError(
+                f"certain got {found}; needed: one of them. Give the least probability of an answer, certain(0.8), or "
+                "the share of wrong answers that may be expected, certain(risk=0.05)."
+            )
+        answered, confidence = self.label >= 0, self.probs.amax(dim=1)
+        if risk is None:
+            return answered & (confidence >= threshold)
+        if isinstance(risk, bool) or not 0 <= risk <= 1:
+            raise OptionError(f"risk={risk!r} is not from 0 to 1; needed: a share of wrong answers. 0.05 is 5 %.")
+        return answered & (confidence > _refused(confidence.where(answered, 0), risk))
+
+
+def _refused(confidence: Tensor, risk: float) -> Tensor:
+    """Return the largest confidence with which an answer would raise the expected error above `risk`; −1 if none."""
+    surest = confidence.double().sort(descending=True).values
+    expected = (1 - surest).cumsum(0) / torch.arange(1, len(surest) + 1, device=surest.device)
+    # No count leaves the device: a GPU would wait. Without an image there is no maximum, hence the −1 in front.
+    return torch.cat([surest.new_full((1,), -1.0), surest.where(expected > risk, -1)]).amax()
 
 
 def entropy_of(probs: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def run(
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
-    """Score a network on labelled images: error, NLL, Brier, ECE.
+    """Score a network on labelled images: error, NLL, Brier, ECE, AURC.
 
     One --target is offline; with --source, generalized. Several --target are one continual stream.
 

@@ -1,4 +1,4 @@
-"""Error, likelihood and calibration of predictions, as fractions."""
+"""Error, likelihood, calibration and selective risk of predictions, as fractions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
+from undrift.judge import selective
 
 BINS = 15
 _ROUNDED = 0.02  # how far bfloat16 rounding takes the sum of a row from 1
@@ -15,9 +16,10 @@ _LEAST = 2.0**-126  # smallest normal float32: a probability of 0 costs 87.3 nat
 
 @dataclass(frozen=True)
 class Scores:
-    """Four scores of one set of predictions, the number of images, and how many of them got no answer.
+    """The scores of one set of predictions, the number of images, and how many of them got no answer.
 
-    An image without an answer (NaN in it, or in its logits) counts as wrong, with uniform probabilities.
+    An image without an answer (NaN in it, or in its logits) counts as wrong, with uniform probabilities. `aurc` and
+    `augrc` are the areas under the risk–coverage curves; a report that was saved without them has None.
     """
 
     count: int
@@ -26,6 +28,8 @@ class Scores:
     brier: float
     ece: float
     unanswered: int = 0
+    aurc: float | None = None
+    augrc: float | None = None
 
     @property
     def error(self) -> float:
@@ -84,7 +88,13 @@ class Tally:
         """Return the means over all images so far."""
         kept = self._all()
         _, accuracy, nll, brier, _ = kept.mean(1).tolist()
-        return Scores(kept.shape[1], accuracy, nll, brier, self.reliability().ece, int(kept[4].sum()))
+        areas = selective.aurc(kept[0], kept[1]), selective.augrc(kept[0], kept[1])
+        return Scores(kept.shape[1], accuracy, nll, brier, self.reliability().ece, int(kept[4].sum()), *areas)
+
+    def risks(self) -> tuple[float, ...]:
+        """Return the risk–coverage curve: the share of wrong answers among the surest 2 %, 4 %, …, 100 %."""
+        confidence, correct, *_ = self._all()
+        return selective.curve(confidence, correct)
 
     def _all(self) -> Tensor:
         if not sum(k.shape[1] for k in self._kept):

@@ -1,18 +1,27 @@
-"""Plot σ per layer, reliability, and error per domain; each title says what the picture shows.
+"""Plot σ per layer, reliability, risk against coverage, and error per domain; each title says what it shows.
 
 Drawn without pyplot: no screen is needed, and the user's backend stays. Files are written whole or not at all.
 """
 
 import io
 import os
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undrift._errors import DataError, OptionError, UndriftError
+from undrift.judge.findings import (
+    domains_finding,
+    has_risks,
+    mean_risks,
+    pooled,
+    reliability_finding,
+    risks_finding,
+    sigma_finding,
+    target_names,
+)
 from undrift.judge.metrics import Reliability
-from undrift.packs.domain_file import DomainFile, Sigma, sigmas
+from undrift.packs.domain_file import DomainFile, sigmas
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.atomic import check, write_bytes
 
@@ -24,7 +33,6 @@ BLUE, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#56B4E9", "#999999"
 PALE = "#F7D794"
 COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", SKY, "#D55E00")
 MOST_NAMES = 60
-CALIBRATED = 0.02
 
 
 def sigma(model: Perturbed | DomainFile, path: str | os.PathLike[str]) -> int:
@@ -65,91 +73,45 @@ def reliability(report: "Report", path: str | os.PathLike[str]) -> int:
     return _save(figure, path)
 
 
+def risk_coverage(reports: "Report | Mapping[str, Report]", path: str | os.PathLike[str]) -> int:
+    """Draw the error among the surest images against how many are answered, of one report or of several by name.
+
+    A curve is the mean over a report's targets, at equal coverage. Returns the file's size.
+    """
+    named = _named(reports)
+    if without := [name or "the report" for name, found in named.items() if not has_risks(found)]:
+        raise DataError(
+            f"{', '.join(without)} has no risk–coverage curve, as it was saved by an older undrift; needed: one with "
+            "it. Run the evaluation again."
+        )
+    figure = _figure(path, 5, 4.6)
+    _draw_risks(figure.subplots(), named)
+    return _save(figure, path)
+
+
 def domains(reports: "Report | Mapping[str, Report]", path: str | os.PathLike[str]) -> int:
     """Draw the error on each domain, of one report or of several by name; return the file's size."""
-    named = dict(reports) if isinstance(reports, Mapping) else {"": reports}
-    if not named:
-        raise DataError("no reports were given; needed: one, or a mapping from names to reports. Evaluate first.")
-    labels = _labels(next(iter(named.values())))
+    named = _named(reports)
+    labels = target_names(next(iter(named.values())))
     figure = _figure(path, max(6.0, 2 + 0.25 * len(labels) * (1 + len(named))), 4.6)
     _draw_domains(figure.subplots(), named)
     return _save(figure, path)
 
 
 def report(found: "Report", path: str | os.PathLike[str]) -> int:
-    """Draw a report: error on each domain beside the reliability diagram; return the file's size."""
+    """Draw a report: error on each domain, reliability, and risk against coverage where it is known.
+
+    Returns the file's size.
+    """
     width = max(4.0, 1.5 + 0.45 * len(found.of("target")))
-    figure = _figure(path, width + 5, 5.4)
-    left, right = figure.subfigures(1, 2, width_ratios=(width, 5))
+    widths = (width, 5, 4.5) if has_risks(found) else (width, 5)
+    figure = _figure(path, sum(widths), 5.4)
+    left, middle, *right = figure.subfigures(1, len(widths), width_ratios=widths)
     _draw_domains(left.subplots(), {"": found})
-    _draw_reliability(right, pooled(r.reliability for r in found.of("target")))
+    _draw_reliability(middle, pooled(r.reliability for r in found.of("target")))
+    for part in right:
+        _draw_risks(part.subplots(), {"": found})
     return _save(figure, path)
-
-
-# What titles say ----------------------------------------------------------------------------------------------------
-
-
-def sigma_finding(rows: Sequence[Sigma]) -> str:
-    """Return where the noise is largest, in words."""
-    means = [r.relative[0] for r in rows]
-    top, middle = max(rows, key=lambda r: r.relative[0]), statistics.median(means)
-    if max(means) == 0:
-        return "No noise: σ is 0 in every layer"
-    if max(means) < 1.01 * min(means):
-        return f"σ is {middle:.2g} of a kernel's standard deviation in every layer: nothing has moved it"
-    return (
-        f"The noise is largest in {top.layer}:\nσ is {top.relative[0]:.2g} of a kernel's standard deviation, "
-        f"in the median layer {middle:.2g}"
-    )
-
-
-def reliability_finding(bins: Reliability) -> str:
-    """Return whether the network is over- or underconfident, in words."""
-    total = sum(bins.counts)
-    says, does = (
-        sum(n * v for n, v in zip(bins.counts, values, strict=True)) / total
-        for values in (bins.confidence, bins.accuracy)
-    )
-    word = "Overconfident" if says > does else "Underconfident"
-    if bins.ece < CALIBRATED:
-        word = "Well calibrated"
-    elif abs(says - does) < bins.ece / 2:
-        word = "Calibrated on average, not bin by bin"
-    return f"{word} (ECE {100 * bins.ece:.1f} %):\nsure of {100 * says:.1f} %, right on {100 * does:.1f} %"
-
-
-def domains_finding(named: "Mapping[str, Report]") -> str:
-    """Return which domain is worst, or which of several networks is best, in words."""
-    means = {name: 100 * r.summary["error"] for name, r in named.items()}
-    if len(means) > 1:
-        best, *others = sorted(means, key=lambda name: means[name])
-        rest = ", ".join(f"{name} {means[name]:.1f} %" for name in others)
-        return f"{best} errs least: {means[best]:.1f} % on average ({rest})"
-    (only,) = named.values()
-    errors = dict(zip(_labels(only), (100 * r.scores.error for r in only.of("target")), strict=True))
-    worst, best = (pick(errors, key=lambda d: errors[d]) for pick in (max, min))
-    if len(errors) == 1:
-        return f"{errors[worst]:.1f} % error on {worst}"
-    return f"Worst on {worst} ({errors[worst]:.1f} % error), best on {best} ({errors[best]:.1f} %)"
-
-
-def pooled(bins: Iterable[Reliability]) -> Reliability:
-    """Return the bins of several domains as if their images were one set."""
-    given = list(bins)
-    counts = [sum(column) for column in zip(*(b.counts for b in given), strict=True)]
-    means = [
-        [
-            sum(n * v for n, v in zip(ns, vs, strict=True)) / max(total, 1)
-            for ns, vs, total in zip(
-                zip(*(b.counts for b in given), strict=True),
-                zip(*(getattr(b, name) for b in given), strict=True),
-                counts,
-                strict=True,
-            )
-        ]
-        for name in ("confidence", "accuracy")
-    ]
-    return Reliability(tuple(counts), tuple(means[0]), tuple(means[1]))
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------
@@ -173,14 +135,28 @@ def _draw_reliability(figure: Any, bins: Reliability) -> None:
     lower.set(xlabel="confidence", ylabel="images")
 
 
+def _draw_risks(axes: Any, named: "Mapping[str, Report]") -> None:
+    for i, (name, found) in enumerate(named.items()):
+        colour, risks = COLOURS[i % len(COLOURS)], mean_risks(found)
+        answered = [100 * (k + 1) / len(risks) for k in range(len(risks))]
+        line = "-" if i < len(COLOURS) else ":"
+        axes.plot(answered, [100 * r for r in risks], line, color=colour, linewidth=2, label=_plain(name) or None)
+        axes.axhline(100 * risks[-1], linestyle="--", linewidth=1, color=colour)  # a confidence that says nothing
+    axes.set(xlim=(0, 100), xlabel="answered, the surest first, %", ylabel="error % among these")
+    axes.set_ylim(bottom=0)
+    axes.set_title(_plain(risks_finding(named)), fontsize=10, fontweight="bold")
+    if any(named):
+        axes.legend(frameon=False)
+
+
 def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
-    labels = _labels(next(iter(named.values())))
+    labels = target_names(next(iter(named.values())))
     width = 0.8 / len(named)
     for i, (name, found) in enumerate(named.items()):
-        if _labels(found) != labels:
+        if target_names(found) != labels:
             raise DataError(
-                f"{name} has the domains {', '.join(_labels(found))}, the first report {', '.join(labels)}; needed: "
-                "the same ones in each. Draw them separately."
+                f"{name} has the domains {', '.join(target_names(found))}, the first report {', '.join(labels)}; "
+                "needed: the same ones in each. Draw them separately."
             )
         colour, errors = COLOURS[i % len(COLOURS)], [100 * r.scores.error for r in found.of("target")]
         where = [at + (i - (len(named) - 1) / 2) * width for at in range(len(labels))]
@@ -213,13 +189,16 @@ def _draw_domains(axes: Any, named: "Mapping[str, Report]") -> None:
         axes.legend(frameon=False)
 
 
+def _named(reports: "Report | Mapping[str, Report]") -> "dict[str, Report]":
+    named = dict(reports) if isinstance(reports, Mapping) else {"": reports}
+    if not named:
+        raise DataError("no reports were given; needed: one, or a mapping from names to reports. Evaluate first.")
+    return named
+
+
 def _plain(text: str) -> str:
     """Escape a text for matplotlib, which reads what stands between dollar signs as a formula."""
     return text.replace("$", r"\$")
-
-
-def _labels(found: "Report") -> list[str]:
-    return [" / ".join(filter(None, (r.task, r.domain if not r.task else ""))) for r in found.of("target")]
 
 
 def _figure(path: str | os.PathLike[str], width: float, height: float) -> Any:

@@ -15,6 +15,7 @@ from undrift.system.atomic import write_text
 Setting = Literal["offline", "generalized", "continual"]
 Role = Literal["target", "source", "source before"]
 VERSION = 1
+AURC = "AURC × 100"
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,12 @@ class Result:
 
     Attributes:
         domain: its name.
-        scores: error, NLL, Brier, ECE.
+        scores: error, NLL, Brier, ECE, AURC, AUGRC.
         reliability: the bins of its reliability diagram.
         role: "target"; "source": held-out source images, under the adapted network; "source before": the same under
             the network as it was before.
         task: which adaptation it belongs to, if there are several.
+        risks: the share of wrong answers among the surest 2 %, 4 %, …, 100 %; empty in reports saved without it.
     """
 
     domain: str
@@ -35,11 +37,15 @@ class Result:
     reliability: Reliability
     role: Role = "target"
     task: str = ""
+    risks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
     """All results of one evaluation. Fractions inside, per cent where it prints.
+
+    Each result has error, NLL, Brier, ECE and how well confidence sorts right from wrong: AURC and AUGRC, the areas
+    under the risk–coverage curve and its generalised form. Printed tables have 100 times AURC.
 
     Attributes:
         setting: "offline", "generalized" or "continual".
@@ -69,6 +75,7 @@ class Report:
         """The numbers that tables are made of; means over domains or tasks, each counting once, whatever its size."""
         target = self.of("target")
         out = {name: _mean(target, name) for name in ("error", "nll", "brier", "ece")}
+        out |= {name: _mean(target, name) for name in ("aurc", "augrc") if _has(target, name)}
         if self.setting == "generalized":
             source, both = _mean(self.of("source"), "accuracy"), [self.harmonic(t) for t in self.tasks]
             out |= {"source_accuracy": source, "target_accuracy": 1 - out["error"]}
@@ -119,7 +126,7 @@ class Report:
             ) from error
 
     def plot(self, path: str | os.PathLike[str]) -> int:
-        """Draw the domains and the reliability diagram into one PNG, and return its size in bytes."""
+        """Draw the domains, the reliability diagram and risk against coverage; return the PNG's size in bytes."""
         from undrift.judge import plots
 
         return plots.report(self, path)
@@ -163,7 +170,7 @@ def _by_domain(report: Report) -> str:
     if source:
         rules.append(len(rows))
         rows += [_row(f"{r.domain}, {when}", r.scores) for when, r in source]
-    text = table(("domain", "images", "error %", "NLL", "Brier", "ECE %"), rows, rules)
+    text = table(("domain", "images", "error %", "NLL", "Brier", "ECE %", AURC), rows, rules)
     if "forgetting" in summary:
         change = 100 * summary["forgetting"]
         text += f"\nforgetting: {change:+.2f} points of error on the source domain after the stream"
@@ -178,6 +185,7 @@ def _generalized(report: Report) -> str:
             _percent(report.harmonic(task)),
             f"{_mean(report.of('target', task), 'nll'):.3f}",
             _percent(_mean(report.of("target", task), "ece")),
+            _percent(_mean(report.of("target", task), "aurc") if _has(report.of("target", task), "aurc") else None),
         ]
         for task in report.tasks
     ]
@@ -185,21 +193,25 @@ def _generalized(report: Report) -> str:
     if len(rows) > 1:
         rules.append(len(rows))
         means = [_percent(summary[k]) for k in ("source_accuracy", "target_accuracy", "mean_of_harmonics")]
-        rows.append(["mean", *means, f"{summary['nll']:.3f}", _percent(summary["ece"])])
-        rows.append(["harmonic mean of the means", "", "", _percent(summary["harmonic_of_means"]), "", ""])
-    return table(("task", "source %", "target %", "harmonic %", "NLL", "ECE %"), rows, rules)
+        rows.append(["mean", *means, f"{summary['nll']:.3f}", _percent(summary["ece"]), _percent(summary.get("aurc"))])
+        rows.append(["harmonic mean of the means", "", "", _percent(summary["harmonic_of_means"]), "", "", ""])
+    return table(("task", "source %", "target %", "harmonic %", "NLL", "ECE %", AURC), rows, rules)
 
 
 def _row(name: str, scores: Scores) -> list[str]:
     return [name, f"{scores.count:,}", _percent(scores.error), *_rest(dataclasses.asdict(scores))]
 
 
-def _rest(values: Mapping[str, float]) -> list[str]:
-    return [f"{values['nll']:.3f}", f"{values['brier']:.3f}", _percent(values["ece"])]
+def _rest(values: Mapping[str, Any]) -> list[str]:
+    return [f"{values['nll']:.3f}", f"{values['brier']:.3f}", _percent(values["ece"]), _percent(values.get("aurc"))]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def _has(results: Sequence[Result], name: str) -> bool:
+    return all(getattr(r.scores, name) is not None for r in results)
 
 
 def _mean(results: Sequence[Result], name: str) -> float:
@@ -212,4 +224,5 @@ def _result(values: Mapping[str, Any]) -> Result:
     if values["role"] not in get_args(Role):
         raise ValueError(f"role {values['role']!r}")
     reliability = Reliability(**{k: tuple(v) for k, v in values["reliability"].items()})
-    return Result(values["domain"], Scores(**values["scores"]), reliability, values["role"], values["task"])
+    risks = tuple(values.get("risks", ()))
+    return Result(values["domain"], Scores(**values["scores"]), reliability, values["role"], values["task"], risks)

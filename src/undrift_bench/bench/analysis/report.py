@@ -11,14 +11,19 @@ from undrift_bench.bench.analysis.run import Planned
 from undrift_bench.bench.analysis.scores import Score
 from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
-from undrift_bench.bench.harness.table import FAILED, NOT_MEASURED, NOT_RUN, footnotes, several_sources, size
+from undrift_bench.bench.harness.table import (
+    AURC,
+    FAILED,
+    NOT_MEASURED,
+    NOT_RUN,
+    footnotes,
+    in_use,
+    several_sources,
+    size,
+)
 from undrift_bench.bench.harness.table import markdown as table
 
 TITLES: dict[Where, str] = {"pacs": "PACS", "cifar10-c": "CIFAR-10-C", "cifar100-c": "CIFAR-100-C"}
-HEADER = (
-    *("on", "curve", "value", "accuracy %", "NLL", "ECE %", "source after %"),
-    *("learnables", "file", "ms a batch", "peak MiB"),
-)
 Points = dict[str, dict[str, Score]]
 """By curve and value."""
 
@@ -28,10 +33,9 @@ def markdown(planned: Sequence[Planned], store: Store) -> str:
     text = ["# What each choice of VMP is worth\n", about(store.all(p.cell for p in planned)) + "\n"]
     for part in _parts(planned):
         mine = [p for p in planned if p.part is part]
-        text += [
-            f"## {part.name}: {part.title}\n",
-            table(HEADER, [_line(p, store) for p in mine] + _draws(part, planned, store)),
-        ]
+        header = _header(store.all(p.cell for p in mine))
+        lines = [_line(p, store, header) for p in mine] + _draws(part, planned, store, header)
+        text += [f"## {part.name}: {part.title}\n", table(header, lines)]
         if part.kind == "sigma":
             text += ["\n" + _layers(p, store) for p in mine if store.finished(p.cell)]
         text += [f"\n{part.note}\n"] if part.note else []
@@ -72,21 +76,27 @@ def _parts(planned: Sequence[Planned]) -> list[AnalysisPart]:
     return list({p.part.name: p.part for p in planned}.values())
 
 
-def _line(planned: Planned, store: Store) -> list[str]:
+def _header(records: Sequence[Record]) -> list[str]:
+    scores = ["accuracy %", "NLL", "ECE %", *(column.title for column in in_use([AURC], records))]
+    return ["on", "curve", "value", *scores, "source after %", "learnables", "file", "ms a batch", "peak MiB"]
+
+
+def _line(planned: Planned, store: Store, header: Sequence[str]) -> list[str]:
     trial, record = planned.trial, store.finished(planned.cell)
     task = planned.cell.setting.split()[-1] if trial.where == "pacs" and (trial.task or trial.usual != TASK) else ""
     where = f"{TITLES[trial.where]} {task}".rstrip()
     if record is None:
         state = FAILED if store.state(planned.cell) == "failed" else NOT_RUN
-        return [where, trial.curve, trial.value, state, *[""] * (len(HEADER) - 4)]
+        return [where, trial.curve, trial.value, state, *[""] * (len(header) - 4)]
     after, lost = record.get("source_accuracy"), record.get("source_error_after")
     after = 1 - lost if after is None and lost is not None else after
     kept = NOT_MEASURED if after is None else f"{100 * after:.2f}"
-    return [where, trial.curve, trial.value, *_scores(record), kept, *_costs(record)]
+    return [where, trial.curve, trial.value, *_scores(record, header), kept, *_costs(record)]
 
 
-def _scores(record: Record) -> list[str]:
-    return [f"{100 * record['accuracy']:.2f}", f"{record['nll']:.3f}", f"{100 * record['ece']:.1f}"]
+def _scores(record: Record, header: Sequence[str]) -> list[str]:
+    found = [f"{100 * record['accuracy']:.2f}", f"{record['nll']:.3f}", f"{100 * record['ece']:.1f}"]
+    return [*found, AURC.text([record])] if AURC.title in header else found
 
 
 def _costs(record: Record) -> list[str]:
@@ -101,17 +111,18 @@ def _looked_into(planned: Sequence[Planned], store: Store) -> tuple[str, Record 
     return ("", None) if first is None else (first.trial.task, store.finished(first.cell))
 
 
-def _draws(part: AnalysisPart, planned: Sequence[Planned], store: Store) -> list[list[str]]:
+def _draws(part: AnalysisPart, planned: Sequence[Planned], store: Store, header: Sequence[str]) -> list[list[str]]:
     """Return the lines of draws in test on PACS, which come with part sigma."""
     if part.name != "samples":
         return []
     task, record = _looked_into(planned, store)
     known = {} if record is None else record["by_samples"]
-    on, empty = f"{TITLES['pacs']} {task}".strip(), [""] * (len(HEADER) - 6)
-    return [
-        [on, "in test", str(n), *(_scores(known[str(n)]) if str(n) in known else [NOT_RUN, "", ""]), *empty]
-        for n in DRAWS_IN_TEST
+    scores = [_scores(known[str(n)], header) if str(n) in known else [NOT_RUN] for n in DRAWS_IN_TEST]
+    lines = [
+        [f"{TITLES['pacs']} {task}".strip(), "in test", str(n), *found]
+        for n, found in zip(DRAWS_IN_TEST, scores, strict=True)
     ]
+    return [line + [""] * (len(header) - len(line)) for line in lines]
 
 
 def _points(part: AnalysisPart, where: Where, planned: Sequence[Planned], store: Store) -> Points:

@@ -157,5 +157,6 @@ def scores_by_draws(adapting: Adapting, model: Perturbed, domain: TensorDomain) 
             tally = Tally()
             tally.add(mean, truth)
             scores = tally.scores()
-            found[str(draws)] = {"accuracy": scores.accuracy, "nll": scores.nll, "ece": scores.ece}
+            names = ("accuracy", "nll", "ece", "aurc", "augrc")
+            found[str(draws)] = {name: getattr(scores, name) for name in names}
     return found

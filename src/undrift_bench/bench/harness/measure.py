@@ -138,7 +138,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def means(by_domain: dict[str, Scores]) -> dict[str, Any]:
     """Return the numbers of a table: means over domains, each counting once, and each domain's own."""
-    names = ("error", "nll", "brier", "ece")
+    names = ("error", "nll", "brier", "ece", "aurc", "augrc")
     domains = {name: {n: getattr(scores, n) for n in names} for name, scores in by_domain.items()}
     whole: dict[str, Any] = {n: statistics.fmean(d[n] for d in domains.values()) for n in names}
     return whole | {

@@ -20,11 +20,13 @@ class Column:
     Attributes:
         take: from a record to a number, or None where there is none.
         show: from the numbers of all seeds to text.
+        optional: whether a table leaves the column out where no record has its number, as older records lack it.
     """
 
     title: str
     take: Callable[[Record], float | None]
     show: Callable[[Sequence[float]], str]
+    optional: bool = False
 
     def text(self, records: Sequence[Record]) -> str:
         """Return the cell of the table for the records of one row."""
@@ -32,14 +34,24 @@ class Column:
         return self.show(numbers) if numbers else "–"
 
 
-def field(title: str, name: str, scale: float = 1.0, digits: int = 2) -> Column:
+def in_use(columns: Sequence[Column], records: Sequence[Record]) -> list[Column]:
+    """Return the columns of a table of these records: an optional one only if a record has its number.
+
+    Examples:
+        >>> [column.title for column in in_use([field("error", "error"), AURC], [{"error": 0.2}])]
+        ['error']
+    """
+    return [c for c in columns if not c.optional or any(c.take(record) is not None for record in records)]
+
+
+def field(title: str, name: str, scale: float = 1.0, digits: int = 2, optional: bool = False) -> Column:
     """Return a column of one number of the record, with its deviation over seeds.
 
     Examples:
         >>> field("error %", "error", 100).text([{"error": 0.25}, {"error": 0.27}])
         '26.00 ± 1.41'
     """
-    return Column(title, lambda record: record.get(name), lambda n: spread(n, scale, digits))
+    return Column(title, lambda record: record.get(name), lambda n: spread(n, scale, digits), optional)
 
 
 def median(title: str, name: str, digits: int = 1) -> Column:
@@ -57,6 +69,9 @@ def size(numbers: Sequence[float]) -> str:
     """Return bytes as kB or MB."""
     count = statistics.median(numbers)
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
+
+
+AURC = field("AURC × 100", "aurc", 100, optional=True)
 
 
 def marked(name: str, records: Sequence[Record]) -> str:

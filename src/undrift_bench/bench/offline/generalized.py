@@ -20,7 +20,7 @@ from undrift_bench.bench.harness.table import markdown as table
 from undrift_bench.bench.offline.benchmark import Offline
 from undrift_bench.bench.offline.benchmark import benchmark as offline
 from undrift_bench.bench.offline.page import Page, notes, of_tasks, pages, title
-from undrift_bench.bench.offline.report import COSTS, SCORES, below, costs, drawn, scores
+from undrift_bench.bench.offline.report import COSTS, below, costs, drawn, score_titles, scores
 from undrift_bench.bench.offline.sets import Task, paper_row
 
 
@@ -114,7 +114,8 @@ def figures(bench: Offline, store: Store, request: Request) -> dict[str, Callabl
 def _summary(page: Page, tasks: Sequence[Task]) -> str:
     paper = page.dataset.generalized
     header = ["method", "source %", "target %", "mean of harmonics %", "harmonic of means %"]
-    header += [*(["published S / T / H"] if paper else []), *SCORES, *COSTS]
+    titles = score_titles([record for row in page.bench.rows for record in page.of_row(row, tasks)])
+    header += [*(["published S / T / H"] if paper else []), *titles, *COSTS]
     rows = []
     for row in page.bench.rows:
         records = page.of_row(row, tasks)
@@ -124,7 +125,7 @@ def _summary(page: Page, tasks: Sequence[Task]) -> str:
         if paper:
             said = None if row.control else paper.get(paper_row(row.name))
             line.append("–" if said is None else " / ".join(f"{value:.1f}" for value in said))
-        line += [*scores(page, row, tasks), *costs(records)] if records else [""] * (len(header) - len(line))
+        line += [*scores(page, row, tasks, titles), *costs(records)] if records else [""] * (len(header) - len(line))
         rows.append(line)
     return table(header, rows)
 

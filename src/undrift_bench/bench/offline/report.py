@@ -13,7 +13,7 @@ from undrift_bench.bench.harness.published import PAPER, SOURCE_USING, Published
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
-from undrift_bench.bench.harness.table import Column, footnotes, marked, median, several_sources, size
+from undrift_bench.bench.harness.table import AURC, Column, footnotes, in_use, marked, median, several_sources, size
 from undrift_bench.bench.harness.table import markdown as table
 from undrift_bench.bench.harness.timed import how_timed
 from undrift_bench.bench.offline.page import Page, notes, pages, title, untouched
@@ -29,7 +29,6 @@ COST = (
     median("learnables", "learnables", 0),
     Column("file", lambda record: record.get("file_bytes"), size),
 )
-SCORES = ("NLL", "ECE %")
 COSTS = (*(column.title for column in COST), "cells")
 
 
@@ -72,9 +71,15 @@ def drawn(
     return out
 
 
-def scores(page: Page, row: MethodRow, tasks: Sequence[Task]) -> list[str]:
-    """Return the cells under `SCORES`: means over tasks."""
-    return [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
+def score_titles(records: Sequence[Record]) -> list[str]:
+    """Return the headings over `scores` in a table of these records: AURC only if one of them has it."""
+    return ["NLL", "ECE %", *(column.title for column in in_use([AURC], records))]
+
+
+def scores(page: Page, row: MethodRow, tasks: Sequence[Task], titles: Sequence[str]) -> list[str]:
+    """Return the cells below a table's `titles`: means over tasks."""
+    found = [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
+    return [*found, page.text(row, tasks, "aurc")] if AURC.title in titles else found
 
 
 def costs(records: Sequence[Record]) -> list[str]:
@@ -95,8 +100,9 @@ def below(page: Page) -> list[str]:
 def _summary(page: Page) -> str:
     groups = {f"{len(page.main)} main tasks": page.main} if len(page.main) < len(page.tasks) else {}
     groups |= {f"all {len(page.tasks)} tasks": page.tasks}
+    titles = score_titles(page.all())
     header = ["method", *(f"accuracy %, {name}" for name in groups)]
-    header += (["published %"] if _has_paper(page) else []) + [*SCORES, "held-out source %", *COSTS]
+    header += (["published %"] if _has_paper(page) else []) + [*titles, "held-out source %", *COSTS]
     rows = [_source_using(page, name, len(header), len(groups)) for name in _uses_source(page)]
     for row in page.bench.rows:
         tasks = page.main if page.done(row, page.main) else page.tasks
@@ -106,7 +112,7 @@ def _summary(page: Page) -> str:
             said = page.paper(row)
             line.append("–" if said is None else str(said))
         if records:
-            line += [*scores(page, row, tasks), page.text(row, tasks, "source_accuracy"), *costs(records)]
+            line += [*scores(page, row, tasks, titles), page.text(row, tasks, "source_accuracy"), *costs(records)]
         else:
             line += [""] * (len(header) - len(line))
         rows.append(line)

@@ -75,6 +75,8 @@ class Adapting:
             "nll": on_target.nll,
             "brier": on_target.brier,
             "ece": on_target.ece,
+            "aurc": on_target.aurc,
+            "augrc": on_target.augrc,
             "source_accuracy": on_source.accuracy,
             "source_nll": on_source.nll,
             "source_ece": on_source.ece,

@@ -14,11 +14,13 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
 from undrift_bench.bench.harness.table import (
+    AURC,
     FAILED,
     NOT_RUN,
     Column,
     field,
     footnotes,
+    in_use,
     marked,
     median,
     several_sources,
@@ -36,6 +38,7 @@ COLUMNS = (
     field("error %", "error", 100),
     field("NLL", "nll", digits=3),
     field("ECE %", "ece", 100, 1),
+    AURC,
     field("clean error after %", "source_error_after", 100),
     median("ms a batch", "milliseconds"),
     median("peak MiB", "peak_mib", 0),
@@ -131,16 +134,17 @@ def figures(bench: "OnlineBenchmark", store: Store, request: Request) -> dict[st
 
 
 def _part(part: StreamTable) -> list[str]:
-    header = ["method", "published %", *(column.title for column in COLUMNS), "seeds"]
+    columns = in_use(COLUMNS, part.all())
+    header = ["method", "published %", *(column.title for column in columns), "seeds"]
     failures = part.failures()
     rows: list[list[str]] = []
     for row in part.bench.rows:
         records, said = part.records(row), part.said(row)
         mark = str(said[0]) if said else "–"
         if records:
-            cells = [column.text(records) for column in COLUMNS] + [str(len(records))]
+            cells = [column.text(records) for column in columns] + [str(len(records))]
         else:
-            cells = [FAILED if row.name in failures else NOT_RUN] + [""] * len(COLUMNS)
+            cells = [FAILED if row.name in failures else NOT_RUN] + [""] * len(columns)
         rows.append([marked(_name(row), records), mark, *cells])
     header[1], header[2] = header[2], header[1]  # our number first, the published one beside it
     for row_cells in rows:
