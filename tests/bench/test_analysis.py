@@ -1,6 +1,7 @@
 """The analyses: what each part varies, and what is taken over instead of run again."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,11 @@ def test_sigma_and_samples_come_from_one_network_and_are_taken_over(tmp_path):
     assert kernel["accuracy"] == looked["accuracy"]
     assert "taken_from" not in weight
     assert weight["learnables"] > kernel["learnables"]
+    assert looked["by_samples"]["10"].keys() == {"accuracy", "nll", "ece", "aurc", "augrc"}
     text = outcome.text
+    assert text.count("| AURC × 100 |") == 3  # of the parts that were run, and of no other
+    for header, _, *lines in (part.splitlines() for part in re.findall(r"^\|.*?(?=\n[^|]|\n\n)", text, re.M | re.S)):
+        assert {line.count(" | ") for line in lines} == {header.count(" | ")}
     assert "| PACS sketch-photo | in test | 50 |" in text
     assert "| CIFAR-10-C | in test | 50 | not run |" in text
     assert {path.name for path in outcome.wrote} >= {

@@ -65,6 +65,19 @@ def test_every_line_of_a_table_has_a_cell_under_each_heading(
         assert {len(line) for line in lines} == {len(header)}
 
 
+@pytest.mark.parametrize("make", [report.markdown, generalized.markdown])
+def test_the_column_of_aurc_is_there_where_a_record_has_it(make: Any, tmp_path: Path) -> None:
+    page = page_of(tmp_path, "pacs", tiny=True, seeds=1)
+    source, norm = page.bench.rows[:2]
+    fill(page, source, 0.9, 0.5)
+    assert "AURC" not in make(page.bench, page.store, page.request)
+    fill(page, norm, 0.9, 0.5, aurc=0.125)
+    header, *lines = tables(make(page.bench, page.store, page.request))[0]
+    found = {line[0].strip("*"): line[header.index("AURC × 100")] for line in lines}
+    assert (found[source.label], found[norm.label]) == ("not measured", "12.50")
+    assert {len(line) for line in lines} == {len(header)}
+
+
 def test_what_was_not_run_has_the_papers_table(tmp_path: Path) -> None:
     page = page_of(tmp_path, "pacs", seeds=1)
     text = report.markdown(page.bench, page.store, page.request)

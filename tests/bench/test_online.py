@@ -57,6 +57,8 @@ def test_a_cell_has_every_number(tmp_path: Path) -> None:
     assert 0 <= found["source_error_after"] <= 1
     assert found["nll"] > 0
     assert 0 <= found["ece"] <= 1
+    for name in ("aurc", "augrc"):
+        assert found[name] == pytest.approx(statistics.fmean(d[name] for d in found["domains"].values()))
     assert found["options"]["stream_lr"] == 1e-3
     assert {"hardware", "date", "torch", "seconds", "fast"} <= found.keys()
 
@@ -136,6 +138,29 @@ def test_seeds_give_a_deviation_and_controls_say_what_they_change(tmp_path: Path
     assert "vmp, σ = 0: a control" in text
     assert "init_fraction 0.0" in text
     assert "seeds 0, 1" in text
+
+
+def test_the_column_of_aurc_is_there_where_a_record_has_it(tmp_path: Path) -> None:
+    request = tiny(tmp_path, "source", "norm-stats", seeds=1)
+    run(bench(), request, lambda _: None, quiet=True)
+    store = Store(tmp_path / "online-c10")
+    source, norm = bench().cells(request)
+
+    def line(name: str) -> dict[str, str]:
+        lines = bench().markdown(store, request).splitlines()
+        header, found = (next(x for x in lines if x.startswith(f"| {start} |")) for start in ("method", name))
+        return dict(zip(header.split(" | "), found.split(" | "), strict=True))
+
+    new = store.all([source])[0]
+    store.put(norm, _without_aurc(store.all([norm])[0]))
+    assert line("source")["AURC × 100"] == f"{100 * new['aurc']:.2f}"
+    assert line("norm-stats")["AURC × 100"] == "–"
+    store.put(source, _without_aurc(new))
+    assert "AURC × 100" not in line("source")
+
+
+def _without_aurc(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("aurc", "augrc")}
 
 
 def test_a_method_that_breaks_is_named_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,8 @@ def test_a_report_without_curves_is_drawn_without_them(tmp_path: Path) -> None:
     assert old.plot(tmp_path / "r.png") < offline().plot(tmp_path / "s.png")
     with pytest.raises(undrift.DataError, match=r"tent has no risk–coverage curve.*needed.*Run the evaluation again"):
         plots.risk_coverage({"vmp": offline(), "tent": old}, tmp_path / "no.png")
+    with pytest.raises(undrift.DataError, match="no results"):
+        plots.risk_coverage(Report("offline", ()), tmp_path / "no.png")
     assert not (tmp_path / "no.png").exists()
 
 

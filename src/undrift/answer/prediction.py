@@ -98,15 +98,15 @@ class Prediction:
             >>> p.certain(0.75).tolist(), p.certain(risk=0.125).tolist()
             ([False, True, True], [False, True, True])
         """
-        if (threshold is None) == (risk is None):
+        answered, confidence = self.label >= 0, self.probs.amax(dim=1)
+        if threshold is not None and risk is None:
+            return answered & (confidence >= threshold)
+        if threshold is not None or risk is None:
             found = "neither threshold nor risk" if risk is None else f"threshold={threshold!r} and risk={risk!r}"
             raise OptionError(
                 f"certain got {found}; needed: one of them. Give the least probability of an answer, certain(0.8), or "
                 "the share of wrong answers that may be expected, certain(risk=0.05)."
             )
-        answered, confidence = self.label >= 0, self.probs.amax(dim=1)
-        if risk is None:
-            return answered & (confidence >= threshold)
         if isinstance(risk, bool) or not 0 <= risk <= 1:
             raise OptionError(f"risk={risk!r} is not from 0 to 1; needed: a share of wrong answers. 0.05 is 5 %.")
         return answered & (confidence > _refused(confidence.where(answered, 0), risk))

@@ -74,7 +74,7 @@ def risks_finding(named: "Mapping[str, Report]") -> str:
 
 def has_risks(found: "Report") -> bool:
     """Return whether every target of a report has its risk–coverage curve."""
-    return all(r.risks and r.scores.aurc is not None for r in found.of("target"))
+    return "aurc" in found.summary and all(r.risks for r in found.of("target"))
 
 
 def mean_risks(found: "Report") -> list[float]:
