@@ -24,7 +24,7 @@ ROWS = (
     Method(
         "undrift",
         "undrift",
-        "this library",
+        "undrift 2026",
         ("stream",),
         _POSTERIOR.replace(train="*", init_fraction=0.04, weights_lr=0.03),
         Teacher,
@@ -32,7 +32,7 @@ ROWS = (
     Method(
         "undrift-light",
         "undrift, norm layers only",
-        "this library",
+        "undrift 2026",
         ("stream",),
         _POSTERIOR.replace(init_fraction=0.1),
         partial(Teacher, memory=20_000, other=False, share=0.0),

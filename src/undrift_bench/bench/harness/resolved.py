@@ -19,9 +19,10 @@ IDLE: dict[Loop, tuple[str, ...]] = {
     "stream": ("adapt_optimiser", "adapt_lr", "adapt_schedule", "weight_decay", "norm_momentum"),
     "adapt": (
         *("stream_optimiser", "stream_lr", "stream_steps", "stream_split", "stream_norm_momentum"),
-        *("answer", "climb"),
+        *("answer", "climb", "stream_lr_images", "answer_views"),
     ),
 }
+OFF = ("stream_lr_images", "weights_lr", "answer_views")  # without an effect unless they are set
 AVERAGED = ("moving", "train")  # statistics that have a momentum
 MOMENTUM = ("norm_momentum", "stream_norm_momentum")
 NOISE = (
@@ -59,6 +60,7 @@ def effective(options: Options, loop: Loop) -> dict[str, Any]:
     """Return the options that this loop looks at, with these very options."""
     idle = {*IDLE[loop], *(() if options.norm_statistics in AVERAGED else MOMENTUM)}
     idle |= set() if options.layers else set(NOISE)
+    idle |= {name for name in OFF if not getattr(options, name)}
     return {key: value for key, value in options.as_dict().items() if key not in idle}
 
 
