@@ -49,14 +49,15 @@ class Launch:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch the kernel in the current stream of the current device."""
-        dtypes = tuple([t.dtype for t in tensors])
-        found = self._again.get(dtypes)
-        if found is not None and _aligned(tensors):
+        dtypes, addresses = tuple([t.dtype for t in tensors]), [t.data_ptr() for t in tensors]
+        found, aligned = self._again.get(dtypes), _aligned(addresses)
+        if found is not None and aligned:
             run, stream_of, settled, rest = found
-            run(*self.grid, 1, stream_of(tensors[0].get_device()), *settled, *tensors, *rest)
+            # Addresses, as Triton asks the driver for that of each tensor.
+            run(*self.grid, 1, stream_of(tensors[0].get_device()), *settled, *addresses, *rest)
             return
         compiled = self._first(*tensors, *self.numbers)  # None in Triton's interpreter
-        if compiled is None or found is not None or not _aligned(tensors):
+        if compiled is None or found is not None or not aligned:
             return
         names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
         if _runs_directly() and all(name in self.constants for name in names):
@@ -65,7 +66,7 @@ class Launch:
 
 
 class _Compiled(NamedTuple):
-    """A compiled kernel, as `run(*grid, stream, *settled, *tensors, *rest)` launches it."""
+    """A compiled kernel, as `run(*grid, stream, *settled, *addresses, *rest)` launches it."""
 
     run: Callable[..., None]
     stream_of: Callable[[int], int]
@@ -85,9 +86,9 @@ def _compiled(kernel: Any, rest: tuple[Any, ...]) -> _Compiled:
 ALIGNED = 16  # bytes: Triton compiles other kernels for addresses that are no multiples of it
 
 
-def _aligned(tensors: tuple[Tensor, ...]) -> bool:
-    for tensor in tensors:  # a loop, as `any` of a generator takes twice the time
-        if tensor.data_ptr() % ALIGNED:
+def _aligned(addresses: list[int]) -> bool:
+    for address in addresses:  # a loop, as `any` of a generator takes twice the time
+        if address % ALIGNED:
             return False
     return True
 
@@ -213,7 +214,7 @@ def first_of(size: torch.Size, first_row: int, last: bool) -> int:
 
 
 def energy_size(size: torch.Size, groups: int, last: bool) -> tuple[int, ...]:
-    """Return the size of the energy of an input."""
+    """Return the size of the energy of an input, or of an output's windows."""
     return (*size[:-1], 1) if last else (size[0], groups, *size[2:])
 
 

@@ -7,6 +7,7 @@ A GPU is through with a layer in the time of a few hundred Python instructions, 
 and two backward for most layers. Large windows, groups and odd channels take a kernel for each step.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -61,7 +62,8 @@ class _LayerNoise(Function):
         key, of_x, of_y, geometry, first_row = rest
         device = y.get_device()
         plan = _forward_plan(of_x, of_y, geometry, first_row, device)
-        out, plane = torch.empty_like(y), torch.empty(plan.energy, device=y.device, dtype=torch.float32)
+        # Rows of numbers, as PyTorch takes twice the time for a size of four.
+        out, plane = torch.empty_like(y), torch.empty(plan.numbers, device=y.device, dtype=torch.float32)
         with launch.on_device(device):
             if plan.pointwise is not None:
                 plan.pointwise(x, y, log_var, key, out, plane)
@@ -69,9 +71,10 @@ class _LayerNoise(Function):
                 energy = plane
                 plan.sums.total(x, energy)
                 if plan.windowed is not None:
-                    plane = torch.empty(plan.plane, device=y.device, dtype=torch.float32)
+                    plane = torch.empty(plan.windows, device=y.device, dtype=torch.float32)
                     plan.windowed(y, energy, log_var, key, out, plane)
                 else:
+                    energy = energy.view(plan.energy)
                     plane = _filtered(energy + plan.extra if plan.extra else energy, geometry.pool)
                     plan.noises.add(y, plane, log_var, key, out)
         ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
@@ -105,7 +108,8 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
         else:
             grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
             if grad_x is not None:
-                plan.sums.gradient(x, _spread_back(grad_plane, plan.energy, geometry.pool), grad_x)
+                grad_energy = _spread_back(grad_plane.view(plan.plane), plan.energy, geometry.pool)
+                plan.sums.gradient(x, grad_energy, grad_x)
     return grad_x, grad, grad_log_var, None
 
 
@@ -132,7 +136,11 @@ def _spread_back(grad: Tensor, energy: tuple[int, ...], pool: tuple[tuple[int, .
 
 
 class _ForwardPlan(NamedTuple):
-    """The launches of a forward pass: `pointwise` alone, or `sums` with `windowed` or a box filter and `noises`."""
+    """The launches of a forward pass: `pointwise` alone, or `sums` with `windowed` or a box filter and `noises`.
+
+    Attributes:
+        numbers, windows: in the energy and in the plane.
+    """
 
     pointwise: Launch | None
     windowed: Launch | None
@@ -140,7 +148,8 @@ class _ForwardPlan(NamedTuple):
     noises: Noises
     extra: float
     energy: tuple[int, ...]
-    plane: tuple[int, ...]
+    numbers: int
+    windows: int
 
 
 class _BackwardPlan(NamedTuple):
@@ -150,6 +159,7 @@ class _BackwardPlan(NamedTuple):
     sums: Sums
     noises: Noises
     energy: tuple[int, ...]
+    plane: tuple[int, ...]
 
 
 @lru_cache(launch.SHAPES)
@@ -162,9 +172,9 @@ def _forward_plan(of_x: Seen, of_y: Seen, how: Geometry, first_row: int, device:
     if launch.halves(shape, how.groups):
         window = windows.windowed(shape, _windows(x, y, how), first, device)
         together = None if how.pool else windows.pointwise(given, shape, how.extra, first, device)
-    plane = (*y[:-1], 1) if how.last else (y[0], how.groups, *y[2:])
     energy = launch.energy_size(x, how.groups, how.last)
-    return _ForwardPlan(together, window, sums, noises, how.extra if grouped else 0.0, energy, plane)
+    sizes = energy, math.prod(energy), math.prod(launch.energy_size(y, how.groups, how.last))
+    return _ForwardPlan(together, window, sums, noises, how.extra if grouped else 0.0, *sizes)
 
 
 @lru_cache(launch.SHAPES)
@@ -173,7 +183,8 @@ def _backward_plan(of_x: Seen, of_y: Seen, how: Geometry, first_row: int, device
     sums, noises = launch.sums_of(given, how.groups, device), launch.noises_of(shape, how.groups, first, device)
     halved = launch.halves(shape, how.groups)
     pulls = windows.pulls_of(given, shape, _windows(x, y, how), first, device) if halved else None
-    return _BackwardPlan(pulls, sums, noises, launch.energy_size(x, how.groups, how.last))
+    energy, plane = (launch.energy_size(size, how.groups, how.last) for size in (x, y))
+    return _BackwardPlan(pulls, sums, noises, energy, plane)
 
 
 def _shapes(x: Seen, y: Seen, how: Geometry, first_row: int) -> tuple[tiles.Shape, tiles.Shape, int]:
