@@ -7,6 +7,7 @@ from torch import Tensor
 
 from undrift.kernels import cpu, reference
 from undrift.kernels.choice import Path, choose, on_kernels
+from undrift.kernels.triton import layer
 
 
 def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor:
@@ -65,8 +66,6 @@ def add_layer_noise(
     """
     if not on_kernels(y) or choose(y, x, log_var) != "triton":
         return None
-    from undrift.kernels.triton import layer
-
     if not layer.fits(x, y, log_var):
         return None
     return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+Seen = tuple[torch.Size, bool]  # the size of a tensor, and whether it is contiguous
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # what Triton's kernels take
 
 
@@ -13,6 +14,17 @@ def dense(tensor: Tensor, last: bool) -> Tensor:
     return tensor.contiguous()
 
 
+def dense_and_seen(tensor: Tensor, last: bool) -> tuple[Tensor, Seen]:
+    """Return a `dense` tensor, and what of it decides how kernels are launched."""
+    contiguous = tensor.is_contiguous()
+    if not contiguous and (last or not _channels_last(tensor)):
+        tensor, contiguous = tensor.contiguous(), True
+    return tensor, (tensor.shape, contiguous)
+
+
+_ORDERS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _channels_last(tensor: Tensor) -> bool:
-    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
+    order = _ORDERS.get(tensor.ndim)
     return order is not None and tensor.is_contiguous(memory_format=order)

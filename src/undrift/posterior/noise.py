@@ -73,11 +73,12 @@ class Noise(nn.Module):
         key = self._key[0].next(self.number)
         if key is None:
             return None
-        x, batched = self._input(layer, args, kwargs, output)
+        log_var = self.log_var  # once, as a module's search for its parameters takes its time
+        x, batched = self._input(layer, args, kwargs, output, log_var)
         if torch.compiler.is_compiling():
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
-        out = self._add(layer, x, y, key.to(x.device), rank() * y.shape[0])
+        out = self._add(layer, x, y, log_var, key.to(x.device), rank() * y.shape[0])
         return out if batched else out.squeeze(0)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -85,19 +86,21 @@ class Noise(nn.Module):
         key = self.key.of(self.number)
         if key is None:
             return None
-        x, _ = self._input(layer, args, kwargs, output)
+        x, _ = self._input(layer, args, kwargs, output, self.log_var)
         with without_autocast(x.device):
             delta = self.draw(layer, layers.effective_shape(layer), key)
             full = x.to(wide(x.dtype))
             noise = layers.apply(layer, full, delta.to(full.dtype), output.shape)
         return output + noise.to(output.dtype)
 
-    def _input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> tuple[Tensor, bool]:
+    def _input(
+        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor, log_var: Tensor
+    ) -> tuple[Tensor, bool]:
         """Return a layer's input, and whether it has a batch dimension."""
         x: Tensor = args[0] if args else kwargs["input"]
-        if x.device != self.log_var.device:
+        if x.device != log_var.device:
             raise UndriftError(
-                f"{type(layer).__name__} runs on {x.device}, its log-variances are on {self.log_var.device}. "
+                f"{type(layer).__name__} runs on {x.device}, its log-variances are on {log_var.device}. "
                 "Move the perturbed network, not the network inside: model.to(device)."
             )
         dims = 1 if isinstance(layer, nn.Linear) else len(layer.kernel_size) + 1
@@ -119,7 +122,7 @@ class Noise(nn.Module):
 
     # Noise ------------------------------------------------------------------------------------------------------
 
-    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, key: Tensor, first_row: int) -> Tensor:
+    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, first_row: int) -> Tensor:
         """Return y + σ·ε for a batch; σ² is `variance`, which is not written out where kernels share one."""
         if self.sharing == "weight":
             with without_autocast(x.device):
@@ -133,7 +136,7 @@ class Noise(nn.Module):
         pool = layers.pool(layer)
         if pool is not None:
             extra = self._constant(x, groups, last)
-            out = add_layer_noise(x, y, self.log_var, key, first_row, groups, last, pool, extra)
+            out = add_layer_noise(x, y, log_var, key, first_row, groups, last, pool, extra)
             if out is not None:
                 return out
         # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
@@ -141,7 +144,7 @@ class Noise(nn.Module):
         handle = None if self.key.handles is None else self.key.handles[self.number]
         with without_autocast(x.device):
             plane = self._plane(layer, x, y.shape, whole=False)
-            return add_noise(y, plane, self.log_var, key, first_row, groups, last, handle, by_rows)
+            return add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
 
     def variance(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Return the variance of each output: σ² of the kernel × energy in its window, or the full second map."""

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache, partial, reduce
 from importlib.metadata import version
+from operator import or_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ FINISHING = 8  # warps
 ADDING = Cut(pairs=512, warps=2, fit={128: 14, 64: 14, 32: 14, 8: 12})
 SUMMING = Cut(pairs=512, warps=1, fit={128: 16, 64: 16, 32: 16, 8: 12})
 SHAPES = 4096  # that are remembered
+ALIGNED = 16  # bytes: Triton compiles other kernels for addresses that are no multiples of it
 
 
 class Launch:
@@ -49,14 +51,15 @@ class Launch:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch the kernel in the current stream of the current device."""
-        dtypes = tuple([t.dtype for t in tensors])
-        found = self._again.get(dtypes)
-        if found is not None and _aligned(tensors):
+        dtypes, addresses = tuple([t.dtype for t in tensors]), [t.data_ptr() for t in tensors]
+        found, aligned = self._again.get(dtypes), reduce(or_, addresses) % ALIGNED == 0
+        if found is not None and aligned:
             run, stream_of, settled, rest = found
-            run(*self.grid, 1, stream_of(tensors[0].get_device()), *settled, *tensors, *rest)
+            # Addresses, as Triton asks the driver for that of each tensor.
+            run(*self.grid, 1, stream_of(tensors[0].get_device()), *settled, *addresses, *rest)
             return
         compiled = self._first(*tensors, *self.numbers)  # None in Triton's interpreter
-        if compiled is None or found is not None or not _aligned(tensors):
+        if compiled is None or found is not None or not aligned:
             return
         names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
         if _runs_directly() and all(name in self.constants for name in names):
@@ -65,7 +68,7 @@ class Launch:
 
 
 class _Compiled(NamedTuple):
-    """A compiled kernel, as `run(*grid, stream, *settled, *tensors, *rest)` launches it."""
+    """A compiled kernel, as `run(*grid, stream, *settled, *addresses, *rest)` launches it."""
 
     run: Callable[..., None]
     stream_of: Callable[[int], int]
@@ -80,16 +83,6 @@ def _compiled(kernel: Any, rest: tuple[Any, ...]) -> _Compiled:
     # profiler's hooks (those of Proton) do not hear of ours: None is in their place.
     settled = (kernel.function, kernel.packed_metadata, None, None, None)
     return _Compiled(kernel.run, driver.active.get_current_stream, settled, rest)
-
-
-ALIGNED = 16  # bytes: Triton compiles other kernels for addresses that are no multiples of it
-
-
-def _aligned(tensors: tuple[Tensor, ...]) -> bool:
-    for tensor in tensors:  # noqa: SIM110  `all` of a generator takes twice the time
-        if tensor.data_ptr() % ALIGNED:
-            return False
-    return True
 
 
 @cache
@@ -213,7 +206,7 @@ def first_of(size: torch.Size, first_row: int, last: bool) -> int:
 
 
 def energy_size(size: torch.Size, groups: int, last: bool) -> tuple[int, ...]:
-    """Return the size of the energy of an input."""
+    """Return the size of the energy of an input, or of an output's windows."""
     return (*size[:-1], 1) if last else (size[0], groups, *size[2:])
 
 

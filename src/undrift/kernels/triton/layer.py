@@ -7,6 +7,7 @@ A GPU is through with a layer in the time of a few hundred Python instructions, 
 and two backward for most layers. Large windows, groups and odd channels take a kernel for each step.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from undrift.kernels.layout import FLOATS, dense
+from undrift.kernels.layout import FLOATS, Seen, dense_and_seen
 from undrift.kernels.triton import launch, tiles, windows
 from undrift.kernels.triton.launch import Launch, Noises, Sums
 from undrift.kernels.triton.windows import Pulls, Windows
@@ -46,22 +47,23 @@ def fits(x: Tensor, y: Tensor, log_var: Tensor) -> bool:
 
 def add_noise(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, geometry: Geometry, first_row: int) -> Tensor:
     """Return y with the noise of a layer whose input is x."""
-    last = geometry.last
-    given = dense(x, last), dense(y, last), log_var, (key, geometry, first_row)
-    out: Tensor = _LayerNoise.apply(*given)  # type: ignore[no-untyped-call]
+    x, of_x = dense_and_seen(x, geometry.last)
+    y, of_y = dense_and_seen(y, geometry.last)
+    out: Tensor = _apply(x, y, log_var, (key, of_x, of_y, geometry, first_row))
     return out
 
 
-Rest = tuple[Tensor, Geometry, int]  # key, geometry, first row: one argument, as each takes PyTorch its time
+Rest = tuple[Tensor, Seen, Seen, Geometry, int]  # one argument, as each takes PyTorch its time
 
 
 class _LayerNoise(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, rest: Rest) -> Tensor:
-        key, geometry, first_row = rest
-        given, device = (x.shape, x.is_contiguous()), y.get_device()
-        plan = _forward_plan(given, (y.shape, y.is_contiguous()), geometry, first_row, device)
-        out, plane = torch.empty_like(y), torch.empty(plan.energy, device=y.device, dtype=torch.float32)
+        key, of_x, of_y, geometry, first_row = rest
+        device = y.get_device()
+        plan = _forward_plan(of_x, of_y, geometry, first_row, device)
+        # Rows of numbers, as PyTorch takes twice the time for a size of four.
+        out, plane = torch.empty_like(y), torch.empty(plan.numbers, device=y.device, dtype=torch.float32)
         with launch.on_device(device):
             if plan.pointwise is not None:
                 plan.pointwise(x, y, log_var, key, out, plane)
@@ -69,13 +71,14 @@ class _LayerNoise(Function):
                 energy = plane
                 plan.sums.total(x, energy)
                 if plan.windowed is not None:
-                    plane = torch.empty(plan.plane, device=y.device, dtype=torch.float32)
+                    plane = torch.empty(plan.windows, device=y.device, dtype=torch.float32)
                     plan.windowed(y, energy, log_var, key, out, plane)
                 else:
+                    energy = energy.view(plan.energy)
                     plane = _filtered(energy + plan.extra if plan.extra else energy, geometry.pool)
                     plan.noises.add(y, plane, log_var, key, out)
         ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
-        ctx.rest = given, geometry, first_row
+        ctx.rest = of_x, geometry, first_row
         return out
 
     @staticmethod
@@ -88,9 +91,10 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
     x, plane, log_var, key = ctx.saved_tensors
     if x is None and not ctx.needs_input_grad[2]:
         return None, grad, None, None
-    given, geometry, first_row = ctx.rest
-    grad, device = dense(grad, geometry.last), grad.get_device()  # one copy, if any, for us and for the layer
-    plan = _backward_plan(given, (grad.shape, grad.is_contiguous()), geometry, first_row, device)
+    of_x, geometry, first_row = ctx.rest
+    grad, of_grad = dense_and_seen(grad, geometry.last)  # one copy, if any, for us and for the layer
+    device = grad.get_device()
+    plan = _backward_plan(of_x, of_grad, geometry, first_row, device)
     grad_x = None if x is None else torch.empty_like(x)
     with launch.on_device(device):
         if plan.pulls is not None:
@@ -104,11 +108,14 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
         else:
             grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
             if grad_x is not None:
-                plan.sums.gradient(x, _spread_back(grad_plane, plan.energy, geometry.pool), grad_x)
+                grad_energy = _spread_back(grad_plane.view(plan.plane), plan.energy, geometry.pool)
+                plan.sums.gradient(x, grad_energy, grad_x)
     return grad_x, grad, grad_log_var, None
 
 
 _backward_once = once_differentiable(_backward)
+# Function's own `apply` first looks whether torch.func is at work, a third of the node's time. This one refuses it too.
+_apply = super(Function, _LayerNoise).apply
 
 
 def _filtered(energy: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:
@@ -129,7 +136,11 @@ def _spread_back(grad: Tensor, energy: tuple[int, ...], pool: tuple[tuple[int, .
 
 
 class _ForwardPlan(NamedTuple):
-    """The launches of a forward pass: `pointwise` alone, or `sums` with `windowed` or a box filter and `noises`."""
+    """The launches of a forward pass: `pointwise` alone, or `sums` with `windowed` or a box filter and `noises`.
+
+    Attributes:
+        numbers, windows: in the energy and in the plane.
+    """
 
     pointwise: Launch | None
     windowed: Launch | None
@@ -137,7 +148,8 @@ class _ForwardPlan(NamedTuple):
     noises: Noises
     extra: float
     energy: tuple[int, ...]
-    plane: tuple[int, ...]
+    numbers: int
+    windows: int
 
 
 class _BackwardPlan(NamedTuple):
@@ -147,9 +159,7 @@ class _BackwardPlan(NamedTuple):
     sums: Sums
     noises: Noises
     energy: tuple[int, ...]
-
-
-Seen = tuple[torch.Size, bool]  # the size of a tensor, and whether it is contiguous
+    plane: tuple[int, ...]
 
 
 @lru_cache(launch.SHAPES)
@@ -162,9 +172,9 @@ def _forward_plan(of_x: Seen, of_y: Seen, how: Geometry, first_row: int, device:
     if launch.halves(shape, how.groups):
         window = windows.windowed(shape, _windows(x, y, how), first, device)
         together = None if how.pool else windows.pointwise(given, shape, how.extra, first, device)
-    plane = (*y[:-1], 1) if how.last else (y[0], how.groups, *y[2:])
     energy = launch.energy_size(x, how.groups, how.last)
-    return _ForwardPlan(together, window, sums, noises, how.extra if grouped else 0.0, energy, plane)
+    sizes = energy, math.prod(energy), math.prod(launch.energy_size(y, how.groups, how.last))
+    return _ForwardPlan(together, window, sums, noises, how.extra if grouped else 0.0, *sizes)
 
 
 @lru_cache(launch.SHAPES)
@@ -173,7 +183,8 @@ def _backward_plan(of_x: Seen, of_y: Seen, how: Geometry, first_row: int, device
     sums, noises = launch.sums_of(given, how.groups, device), launch.noises_of(shape, how.groups, first, device)
     halved = launch.halves(shape, how.groups)
     pulls = windows.pulls_of(given, shape, _windows(x, y, how), first, device) if halved else None
-    return _BackwardPlan(pulls, sums, noises, launch.energy_size(x, how.groups, how.last))
+    energy, plane = (launch.energy_size(size, how.groups, how.last) for size in (x, y))
+    return _BackwardPlan(pulls, sums, noises, energy, plane)
 
 
 def _shapes(x: Seen, y: Seen, how: Geometry, first_row: int) -> tuple[tiles.Shape, tiles.Shape, int]:
