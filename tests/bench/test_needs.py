@@ -39,6 +39,7 @@ def online() -> OnlineBenchmark:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "part"), [("ttt", "head"), ("bacs", "posterior")])
 def test_a_method_without_its_trained_part_is_not_run(method: str, part: str, tmp_path: Path) -> None:
     said: list[str] = []

@@ -114,6 +114,7 @@ def test_a_cell_on_a_tree_gives_target_and_held_out_source(pacs, tmp_path):
     assert (request.results / "offline.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_office_has_the_papers_table_with_a_value_in_every_cell(tmp_path):
     for shade, domain in enumerate(("amazon", "webcam")):
         plant(tmp_path / "office" / domain / "images", CLASSES, 1, 50 * shade)

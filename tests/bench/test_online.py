@@ -163,6 +163,7 @@ def _without_aurc(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in ("aurc", "augrc")}
 
 
+@pytest.mark.slow
 def test_a_method_that_breaks_is_named_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no such kernel")

@@ -114,6 +114,7 @@ def test_a_part_that_a_machine_does_not_have_leaves_nothing(tmp_path: Path, monk
     assert run(tmp_path, monkeypatch, [], "launches") == {}
 
 
+@pytest.mark.slow
 def test_records_of_before_have_tables_and_a_figure(tmp_path: Path) -> None:
     for name in ("speed-cuda", "speed-cpu"):
         shutil.copy(RESULTS / f"{name}.json", tmp_path)

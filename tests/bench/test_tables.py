@@ -152,6 +152,7 @@ def test_tables_are_written_from_cells_and_none_is_run(tmp_path: Path, capsys: p
     assert len(list((tmp_path / "tiny" / "online-c10").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_both_pages_of_the_same_cells_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "generalized", "--tables", "--results", str(tmp_path), "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)

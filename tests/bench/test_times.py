@@ -295,6 +295,7 @@ def test_what_cannot_be_timed_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Leave --times out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_counts_what_it_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["bench", "online-imagenet", "--tiny", "--results", str(tmp_path), "--only", "source", "--device", "cpu"]
     flags += ["--json", "--quiet", "--seeds", "1"]

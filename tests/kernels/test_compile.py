@@ -182,6 +182,7 @@ def test_a_compiler_that_computes_more_again_is_refused() -> None:
         compiled(model)(torch.rand(2, 3, 8, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Blocks, Middle])
 def test_checkpointing_inside_a_full_graph(kind: type[Blocks] | type[Middle]) -> None:
     """The backward pass must not compute a step's keys from a counter that has moved on."""

@@ -302,6 +302,7 @@ def test_it_needs_room() -> None:
             stream(model_of(), [], gather=4, balanced=wrong)
 
 
+@pytest.mark.slow
 def test_digits_in_runs_are_answered_far_better_than_by_their_batches() -> None:
     world = load_world(DemoSetting())
     (batch,) = world.target.batches(len(world.target))

@@ -118,6 +118,7 @@ def test_huge_finite_images_do_no_lasting_harm() -> None:
     assert all(torch.isfinite(v).all() for v in state_of(model).values())
 
 
+@pytest.mark.slow
 def test_memory_stays_constant() -> None:
     model = model_of(test_samples=2)
     x = images(2)

@@ -155,6 +155,7 @@ def test_a_layer_used_twice() -> None:
     assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_uses_of_a_layer_are_uncorrelated() -> None:
     model, x = undrift.perturb(Twice(), init_fraction=1.0), torch.ones(1, 4)
     source = model.net.layer.weight.detach() @ x[0] + model.net.layer.bias.detach()

