@@ -49,7 +49,7 @@ def add_noise(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, geometry: Geom
     """Return y with the noise of a layer whose input is x."""
     x, of_x = dense_and_seen(x, geometry.last)
     y, of_y = dense_and_seen(y, geometry.last)
-    out: Tensor = _apply(x, y, log_var, (key, of_x, of_y, geometry, first_row))
+    out: Tensor = _LayerNoise.apply(x, y, log_var, (key, of_x, of_y, geometry, first_row))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -114,8 +114,6 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
 
 
 _backward_once = once_differentiable(_backward)
-# Function's own `apply` first looks whether torch.func is at work, a third of the node's time. This one refuses it too.
-_apply = super(Function, _LayerNoise).apply
 
 
 def _filtered(energy: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:
