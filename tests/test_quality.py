@@ -36,6 +36,13 @@ def test_the_source_network_reads_two_thirds(digits: tuple[nn.Module, TensorDoma
     assert 0.55 < digits[2] < 0.75  # else nothing is left to gain, or the wrong network came along
 
 
+def test_no_stream_takes_the_mirror_image_of_a_digit_for_a_view(digits: tuple[nn.Module, TensorDomain, float]) -> None:
+    net, target, _ = digits
+    batches = [images for images, *_ in target.batches(100)]
+    stream = undrift.stream(copy.deepcopy(net), batches[:2], method="norm-stats", answer_views="auto")
+    assert [stream.online.views.names for _ in stream] == [("shift",), ("shift",)]
+
+
 def test_adapt_beats_the_source(digits: tuple[nn.Module, TensorDomain, float]) -> None:
     net, target, before = digits
     torch.manual_seed(0)

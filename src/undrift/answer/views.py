@@ -130,17 +130,17 @@ class ViewsInUse:
     def __init__(self, names: str | Sequence[str]) -> None:
         names = (names,) if isinstance(names, str) else tuple(names)
         self._test = SafeViews(tuple(VIEWS)) if names == (AUTO,) else None
-        self._named = chosen(names) if self._test is None else ()
+        self._names = chosen(names) if self._test is None else None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the views; none while a test has seen too few images."""
-        return self._named if self._test is None else self._test.passed or ()
+        return self._names or ()
 
     @property
     def decided(self) -> bool:
         """Whether the names stay what they are."""
-        return self._test is None or self._test.passed is not None
+        return self._names is not None
 
     def look(self, images: Tensor, ask: Callable[[Tensor], Tensor]) -> None:
         """Test the views on a batch, where that is still to be done; `ask` returns logits."""
@@ -150,6 +150,7 @@ class ViewsInUse:
             logits = ask(images)
             for name in self._test.names:
                 self._test.look(logits, name, ask(VIEWS[name](images)))
+        self._names = self._test.passed
 
     def of(self, images: Tensor) -> list[View]:
         """Return the views of a batch, the images themselves first; only images have any."""
@@ -163,3 +164,4 @@ class ViewsInUse:
         """Go on from a state."""
         if self._test is not None:
             self._test.load(state)
+            self._names = self._test.passed

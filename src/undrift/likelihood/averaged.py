@@ -47,9 +47,8 @@ class Average:
 
     def load_state_dict(self, state: Mapping[str, object], model: Perturbed) -> None:
         """Go on from a state; without weights in it, start from the network."""
-        found = {n: state.get(_TEACHER + n) for n in named_learnables(model)}
-        trained = named_learnables(model)
-        self.weights = {n: t.to(trained[n]) for n, t in found.items() if isinstance(t, Tensor)}
+        trained = named_learnables(model).items()
+        self.weights = {n: t.to(p) for n, p in trained if isinstance(t := state.get(_TEACHER + n), Tensor)}
 
     @contextmanager
     def deployed(self, model: Perturbed) -> Iterator[Perturbed]:
