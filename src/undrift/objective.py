@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError, UndriftError
 from undrift.likelihood.entropy import entropy
-from undrift.posterior.joined import joined, mean_shifts, shared
+from undrift.posterior.joined import TrainedMean, joined, shared, trained_means
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
 
@@ -36,7 +36,9 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
 def _kl(model: Perturbed, reduction: str, row: Tensor | None = None) -> Tensor:
     noises = model.noises()
     parts = [gaussian_kl(*alike) for alike in joined(model, row)]
-    parts += [(shift.square() / (2 * prior_var)).sum() for shift, prior_var in mean_shifts(model)]
+    shifts = [mean_kl(mean) for mean in trained_means(model)]
+    # In closed form the pull comes after the step (loop/pull.py), and not by this gradient.
+    parts += [part.detach() for part in shifts] if model.options.kl_mean == "closed" else shifts
     place = model.key.step  # devices may differ; the sum is taken where the noise's counter is
     total = place.new_zeros((), dtype=torch.float32) if not parts else parts[0].to(place.device)
     for part in parts[1:]:
@@ -51,6 +53,11 @@ def gaussian_kl(log_var: Tensor, log_prior: Tensor, half_weights: Tensor) -> Ten
     random = ratio > -torch.inf
     ratio = torch.where(random, ratio, 0)
     return (torch.where(random, ratio.exp() - 1 - ratio, 0) * half_weights).sum()
+
+
+def mean_kl(mean: TrainedMean) -> Tensor:
+    """Return Σ (w − w_s)² / (2 prior_var): the KL of a mean that moved."""
+    return ((mean.weight - mean.source).square() / (2 * mean.prior_var)).sum()
 
 
 def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:

@@ -23,6 +23,7 @@ Estimator = Literal["local", "drawn"]
 Energy = Literal["square", "offset", "centred"]
 Statistics = Literal["source", "batch", "moving", "domain", "train"]
 Reduction = Literal["bound", "mean"]
+Pull = Literal["gradient", "closed"]
 Answer = Literal["samples", "before", "after"]
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["shot", "constant"]
@@ -120,6 +121,9 @@ class Options(Changeable):
 
     kl_reduction: Reduction = _objective("bound", "KL summed over weights and divided by the data size, or its mean")
     kl_weight: float = _objective(1.0, "factor of the KL", least=0, main=True)
+    kl_mean: Pull = _objective(
+        "gradient", "the KL moves trained weights by its gradient, or in closed form after the step (steady under SGD)"
+    )
     train_samples: int = _objective(1, "draws of the noise per step; 0: the mean network", least=0)
 
     test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)

@@ -13,6 +13,7 @@ from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
 from undrift.loop.gradient import Found, Gradient, More
 from undrift.loop.optimise import climbed, learnables, slowed
+from undrift.loop.pull import pull
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in
@@ -109,7 +110,7 @@ class Stepper:
                 self._undo(mark)
             with uninterrupted():
                 if result.why_not is None and result.numbers is not None:
-                    result = replace(result, resets=self._move(result.numbers[0], len(images)))
+                    result = replace(result, resets=self._move(result.numbers[0], len(images), size))
                 count(result)
                 counted = True
         finally:
@@ -128,13 +129,14 @@ class Stepper:
         numbers = _read(first if last.numbers is None else last)
         return StepResult(first.answer, numbers, NOTHING_ASKED if last.numbers is None else _why_not(numbers))
 
-    def _move(self, likelihood: float, images: int) -> tuple[str, ...]:
+    def _move(self, likelihood: float, images: int, size: int) -> tuple[str, ...]:
         """Make the step that the gradients ask for; return why keepers put the network back, where they did."""
         for keeper in self.keepers:
             keeper.gradients(self.model)
         usual = self.model.options.stream_lr_images if self.online else None
         with nullcontext() if usual is None else slowed(self.optimiser, min(1.0, images / usual)):
             self.optimiser.step()
+            pull(self.model, self.optimiser, size)
         if isinstance(self.likelihood, Following):
             self.likelihood.follow(self.model)
         told = likelihood if self.online else math.nan

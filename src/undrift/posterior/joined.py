@@ -38,15 +38,23 @@ def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
     return [Joined(torch.cat(log_vars), *prior_row(there)) for there, log_vars in places.values()]
 
 
-def mean_shifts(model: Perturbed) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield w − w_s and the prior variances of each weight that is both perturbed and trained."""
+class TrainedMean(NamedTuple):
+    """A weight that is both perturbed and trained: the mean of q, the prior's mean, and the prior's variances."""
+
+    weight: nn.Parameter
+    source: Tensor
+    prior_var: Tensor
+
+
+def trained_means(model: Perturbed) -> Iterator[TrainedMean]:
+    """Yield each weight that is both perturbed and trained."""
     held = {id(part.layer): part for part in model.trained}
     for noise, layer, name in model.weights if held else ():
         part = held.get(id(layer))
         now, source = layer._parameters.get(name), None if part is None else part.away.get(name)
         if now is not None and source is not None:
             prior = noise.prior_var
-            yield now - source, per_weight(layer, prior, now) if noise.sharing == "kernel" else prior
+            yield TrainedMean(now, source, per_weight(layer, prior, now) if noise.sharing == "kernel" else prior)
 
 
 def shared(model: Perturbed) -> Tensor | None:

@@ -61,6 +61,7 @@ def effective(options: Options, loop: Loop) -> dict[str, Any]:
     idle = {*IDLE[loop], *(() if options.norm_statistics in AVERAGED else MOMENTUM)}
     idle |= set() if options.layers else set(NOISE)
     idle |= {name for name in OFF if not getattr(options, name)}
+    idle |= {"kl_mean"} if options.kl_mean == "gradient" else set()
     return {key: value for key, value in options.as_dict().items() if key not in idle}
 
 
