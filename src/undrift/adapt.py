@@ -96,7 +96,7 @@ def adapt(
         True
     """
     order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    recipe = None if method is None else methods.get(method, "adapt")
+    recipe = methods.chosen(method, "adapt", model, likelihood, keepers)
     parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size

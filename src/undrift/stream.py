@@ -100,7 +100,7 @@ def stream(
         [4]
     """
     check_batches(batches)
-    recipe = None if method is None else methods.get(method, "stream")
+    recipe = methods.chosen(method, "stream", model, likelihood, keepers)
     parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
     options = perturbed(model, "stream").options if parts is None else parts.options
     chosen, rate = answer_and_rate(answer, lr, options)
