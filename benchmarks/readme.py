@@ -13,13 +13,15 @@ import re
 import runpy
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from undrift_bench.bench import Benchmark, Cell, MethodRow, Request, Store, about, find, in_its_precision
+from undrift_bench.bench.harness.measure import RISKS
 from undrift_bench.bench.harness.notes import not_source_free
+from undrift_bench.bench.harness.store import Record
 from undrift_bench.bench.harness.table import DAGGER, NOT_MEASURED, NOT_RUN, Column, footnotes, in_use, marked
 from undrift_bench.bench.harness.table import markdown as table
 from undrift_bench.bench.offline.benchmark import benchmark as offline
@@ -32,12 +34,29 @@ from undrift_bench.bench.speed import predict_page as predict
 from undrift_bench.bench.speed.benchmark import GPU
 
 ROOT = Path(__file__).parents[1]
-MOST = 12  # lines of a table; with more, those of the first tier, and whatever leads a column
-COLUMNS = report.COLUMNS[:5]  # error, NLL, ECE, AURC, clean error after
+MOST = 16  # lines of a table; with more, those of the first tier, and whatever leads a column
+COLUMNS = report.COLUMNS[:6]  # error, NLL, ECE, AURC, AUGRC, clean error after
+STREAMS = ("online-c10", "online-c100", "online-imagenet")
+CERTAIN = (
+    "source",
+    "norm-stats",
+    "tent",
+    "roid",
+    "cotta",
+    "shot",
+    "nrc",
+    "undrift",
+    "undrift-light",
+    "undrift-sigma-0",
+)
 OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
 
-SUMMARY = ("source", "norm-stats", "tent", "roid", "cotta", "vmp:paper", "vmp-sigma-0", "vmp-roid")  # README's rows
+SUMMARY = (
+    *("source", "norm-stats", "tent", "roid", "roid-views", "cotta", "vmp:paper", "vmp-sigma-0", "vmp-roid"),
+    *("undrift-light", "undrift-light-sigma-0", "undrift", "undrift-sigma-0"),
+)
+"""README's rows."""
 
 
 def online(name: str, request: Request, only: tuple[str, ...] = (), records: str = OUTSIDE) -> str:
@@ -58,7 +77,7 @@ def online(name: str, request: Request, only: tuple[str, ...] = (), records: str
     if not run:
         return f"{heading} Not run yet."
     lines = []
-    leading = in_use(COLUMNS[:4], [record for row in run for record in part.records(row)])
+    leading = in_use(COLUMNS[:5], [record for row in run for record in part.records(row)])
     leaders = {_leader(column, run, part).name for column in leading}
     shown = [row for row in run if row in main_rows(run) or row.name in leaders]
     if only:
@@ -104,10 +123,67 @@ def pacs(request: Request) -> str:
     return _block(heading, about(records), table(header, lines), _below(run, below, left))
 
 
+def cycles(request: Request) -> str:
+    """Return the error of each row in some cycles of the corruptions of CIFAR-10-C."""
+    bench = find("online-c10")
+    assert isinstance(bench, OnlineBenchmark)
+    request = in_its_precision(bench, Store(request.results / bench.name), request)
+    setting = next(setting for setting in bench.settings if setting.cycles > 1)
+    parts = (
+        report.StreamTable(bench, Store(request.results / bench.name), request, n, setting) for n in bench.networks
+    )
+    run = [part for part in parts if part.all()]
+    heading = f"**CIFAR-10-C, {setting.title}, batches of {setting.batch}.** Error %."
+    if not run:
+        return f"{heading} Not run yet."
+    return "\n".join(f"{heading} {p.network.title}. {about(p.all())}\n\n{report.by_cycle(p)}" for p in run).rstrip("\n")
+
+
+def certain(request: Request) -> str:
+    """Return what `certain(risk=…)` kept of its promise: of each row the errors at each risk, and the coverage."""
+    heading = "**Wrong answers % (answered %) where `certain` was asked for a risk.**"
+    lines, found = [], list[Record]()
+    for name in STREAMS:
+        bench = find(name)
+        assert isinstance(bench, OnlineBenchmark)
+        own = in_its_precision(bench, Store(request.results / name), request)
+        for network in bench.networks:
+            part = report.StreamTable(bench, Store(request.results / name), own, network, bench.settings[0])
+            rows = [(row, part.records(row)) for row in bench.rows if row.name in CERTAIN]
+            lines += [[f"{bench.title.split(',')[0]}, {network.title}", *line] for line in _kept(rows)]
+            found += [record for _, records in rows for record in records if "certain" in record]
+    store = Store(request.results / offline.name)
+    page = Page(offline, store, in_its_precision(offline, store, request), SETS["pacs"])
+    whole = [(row, page.of_row(row, page.main)) for row in offline.rows if row.name in CERTAIN]
+    lines += [["PACS", *line] for line in _kept(whole)]
+    found += [record for _, records in whole for record in records if "certain" in record]
+    if not lines:
+        return f"{heading} Not run yet."
+    return f"{heading} {about(found)}\n\n{table(['', 'method', *map(_percent, RISKS)], lines)}".rstrip("\n")
+
+
+def _kept(rows: Sequence[tuple[MethodRow, Sequence[Record]]]) -> list[list[str]]:
+    """Return a line for each row whose records know it; errors are means over the records that answered anything."""
+    lines = []
+    for row, records in rows:
+        if known := [record["certain"] for record in records if "certain" in record]:
+            line = [title(row)]
+            for risk in map(str, RISKS):
+                errors = [100 * each[risk]["error"] for each in known if each[risk]["error"] is not None]
+                coverage = 100 * statistics.fmean(each[risk]["coverage"] for each in known)
+                line.append((f"{statistics.fmean(errors):.1f}" if errors else "–") + f" ({coverage:.0f})")
+            lines.append(line)
+    return lines
+
+
+def _percent(risk: float) -> str:
+    return f"risk {100 * risk:.0f} %"
+
+
 def cells(request: Request) -> str:
     """Return which cells there are: a line for each place of which something is finished, with its seeds."""
     lines = []
-    for name in ("online-c10", "online-c100", "online-imagenet", "offline", "analysis"):
+    for name in (*STREAMS, "offline", "analysis"):
         bench, store = find(name), Store(request.results / name)
         assert isinstance(bench, Benchmark)
         places: dict[tuple[str, str], list[Cell]] = {}
@@ -176,7 +252,9 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     f"{RESULTS}/cifar-100-c.md": {"online-c100": partial(online, "online-c100")},
     f"{RESULTS}/imagenet-c.md": {"online-imagenet": partial(online, "online-imagenet")},
     f"{RESULTS}/pacs.md": {"pacs": pacs},
+    f"{RESULTS}/other-streams.md": {"cycles": cycles},
     f"{RESULTS}/cells.md": {"cells": cells},
+    "docs/how-to/use-uncertainty.md": {"certain": certain},
     "docs/explanation/speed.md": {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
         "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),

@@ -201,7 +201,7 @@ def test_wrong_arguments_are_named_before_training() -> None:
     model = small()
     state = adapted_state(model)
     with pytest.raises(undrift.UndriftError, match=r"model is a Sequential.*undrift\.perturb"):
-        adapt(convnet(), images())  # type: ignore[arg-type]
+        adapt(convnet(), images(), Shot())
     wrapped = nn.Module()
     wrapped.module = model
     with pytest.raises(undrift.UndriftError, match=r"model\.module"):

@@ -135,7 +135,7 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 @pytest.mark.parametrize(
     ("call", "error", "what"),
     [
-        (lambda m: stream(convnet(), []), undrift.OptionError, r"Sequential.*undrift\.perturb\(net\)"),
+        (lambda m: stream(convnet(), [], entropy), undrift.OptionError, r"Sequential.*undrift\.perturb\(net\)"),
         (lambda m: stream(m, images()), undrift.DataError, r"a Tensor.*split"),
         (lambda m: stream(m, 3), undrift.DataError, "an iterable"),
         (

@@ -1,4 +1,4 @@
-"""Adapt a perturbed network to a domain: epochs over unlabelled images."""
+"""Adapt a network to a domain: epochs over unlabelled images."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -45,6 +45,9 @@ def adapt(
 ) -> History:
     """Adapt the model in place to a domain, and return what happened.
 
+    A plain network with nothing else chosen takes the recipe `undrift`: norm statistics see the images first, then the
+    means of a Gaussian on every weight but the classifier's move until neighbouring images agree (see `Nrc`).
+
     Each step goes down the objective of paper eq. 3 for one batch, with the number of images as the data size n:
 
         mean over train_samples draws of likelihood(logits) + kl_weight · KL / n
@@ -55,17 +58,19 @@ def adapt(
     Images with NaN or infinity are skipped. A batch of one image is left out where others are larger and norm layers
     look at the batch. A batch of which the likelihood asks nothing makes no step, nor does one whose loss or gradient
     is not finite: that one leaves no trace. The history counts all of these. After an error or Ctrl-C the model stands
-    at the last whole step and can be used; with `method` the network is as it was before the call instead.
+    at the last whole step and can be used; with a plain network it is as it was before the call instead.
 
     Args:
-        model: from `undrift.perturb`, not wrapped in DistributedDataParallel. With `method`, the plain network.
+        model: a plain network; or one from `undrift.perturb`, to be adapted as its options say. Neither is wrapped in
+            DistributedDataParallel.
         unlabelled: a DataLoader, a Dataset, a tensor of images, a domain of `undrift.images`, a list of batches, or
             another iterable that gives batches every time. Of a tuple the first entry is the image, of a dict the one
             called so. A collate_fn keeps the order of its samples; it may leave out those that are None.
-        likelihood: what is asked of the images. Default: `undrift.Shot()`, the paper's offline choice.
+        likelihood: what is asked of the images, with a perturbed network. Default: `undrift.Shot()`, the paper's
+            offline choice.
         epochs: passes over the images. Default: 15, or as the method has it.
         method: a name of `undrift.methods.names("adapt")`. It perturbs the plain network as that method does, and asks
-            what it asks; `history.model` is the network it adapted.
+            what it asks; `history.model` is the network it adapted. Default for a plain network: "undrift".
         batch_size: of batches made here, from a Dataset, a tensor or a domain. Default: 64, or as the method has it.
         clean: the same images at the same places without augmentation, for pseudo-labels and the verdict.
         keep: "last", or "best": the epoch that the label-free verdict likes best (one more forward pass per epoch).
@@ -75,10 +80,11 @@ def adapt(
         checkpoint_steps: write it every so many steps as well.
         keepers: what holds on to the source besides the KL (see `undrift.keep`).
         generator: gives the order of batches made here; a CPU generator. Default: torch's global one seeds it.
-        preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both are
-            saved with the model.
+        preprocess: with a plain network, what happens to an image before the network sees it; `classes`: their names.
+            Both are saved with the model.
         progress: show a bar. Default: on a terminal only.
-        **settings: with `method`, options and settings of its likelihood or keepers by name, such as `features="fc1"`.
+        **settings: with a plain network, options and settings of the method's likelihood or keepers by name, such as
+            `features="fc1"`.
 
     Returns:
         The history; `history.verdict` says whether the network collapsed.
@@ -91,12 +97,12 @@ def adapt(
         >>> [row.epoch for row in history.epochs]
         [1, 2]
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 8), torch.nn.Linear(8, 3))
-        >>> history = adapt(net, torch.rand(32, 3, 2, 2), method="shot", epochs=1)
+        >>> history = adapt(net, torch.rand(32, 3, 2, 2), epochs=1)
         >>> history.model.remove() is net
         True
     """
     order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-    recipe = None if method is None else methods.get(method, "adapt")
+    recipe = methods.chosen(method, "adapt", model, likelihood, keepers)
     parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size

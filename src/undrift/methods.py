@@ -8,8 +8,14 @@ A name may carry a variant after a colon: a preset of VMP ("vmp:paper", "vmp:rel
 another benchmark ("tent:imagenet").
 """
 
+from collections.abc import Sequence
+
+from torch import nn
+
 from undrift._errors import OptionError
 from undrift.options import _suggest
+from undrift.posterior.attached import root_of
+from undrift.posterior.perturbed import Perturbed
 from undrift.recipes import offline, online, ours, plain, prepared
 from undrift.recipes.method import Loop, Method
 
@@ -17,7 +23,10 @@ METHODS: dict[str, Method] = {
     row.name: row for rows in (plain.ROWS, online.ROWS, offline.ROWS, prepared.ROWS, ours.ROWS) for row in rows
 }
 
-__all__ = ["METHODS", "Method", "get", "names", "table"]
+DEFAULT = "undrift"
+"""What `adapt` and `stream` run on a plain network when no method is named."""
+
+__all__ = ["DEFAULT", "METHODS", "Method", "chosen", "get", "names", "table"]
 
 
 def names(loop: Loop | None = None) -> list[str]:
@@ -35,7 +44,7 @@ def get(name: str, loop: Loop | None = None) -> Method:
 
     Args:
         name: a name, with ":variant" where one is meant.
-        loop: the loop that is to run it.
+        loop: the loop that is to run it; a method may differ between its loops.
 
     Examples:
         >>> get("vmp:released").options.answer
@@ -52,7 +61,23 @@ def get(name: str, loop: Loop | None = None) -> Method:
     if loop is not None and loop not in method.loops:
         other = f'undrift.{method.loops[0]}(net, …, method="{name}")'
         raise OptionError(f"{name} does not run in undrift.{loop}; it needs another loop: {other}.")
+    method = method if loop is None else method.in_loop(loop)
     return method.variant(variant) if variant else method
+
+
+def chosen(
+    name: str | None, loop: Loop, model: object, likelihood: object = None, keepers: Sequence[object] = ()
+) -> Method | None:
+    """Return the method that a loop runs: the named one, the default of a plain network, or none.
+
+    `DEFAULT` is for a plain network with nothing else chosen: a perturbed one has its scheme already, and a likelihood
+    or keepers say that the caller puts the parts together.
+    """
+    if name is None:
+        inner = (model, getattr(model, "module", None), root_of(model)) if isinstance(model, nn.Module) else ()
+        plain = bool(inner) and not any(isinstance(each, Perturbed) for each in inner)
+        name = DEFAULT if plain and likelihood is None and not keepers else None
+    return None if name is None else get(name, loop)
 
 
 def table() -> str:

@@ -51,6 +51,9 @@ def stream(
 ) -> "Stream":
     """Return an iterator that adapts the network batch by batch and yields one `Prediction` per batch.
 
+    A plain network with nothing else chosen takes the recipe `undrift`: noisy weights learn from an average of the
+    network's own past that looks at each image from several sides (see `Teacher`).
+
     Each batch makes one step on paper eq. 3, with the images seen so far as the data size n:
 
         mean over train_samples draws of likelihood(logits) + kl_weight · KL / n
@@ -62,12 +65,13 @@ def stream(
     to the user: flags, noise and gradients are as before.
 
     Args:
-        model: a perturbed network; with `method`, a plain one.
+        model: a plain network; or a perturbed one, to be adapted as its options say.
         batches: an iterable of batches (a loader, a camera); labels are not looked at.
-        likelihood: what is asked; a callable of logits, or of logits and step. Default: `undrift.entropy`.
+        likelihood: what is asked, with a perturbed network; a callable of logits, or of logits and step. Default:
+            `undrift.entropy`.
         method: a name of `undrift.methods.names("stream")`. It perturbs the plain network as that method does, and asks
             what it asks. `Stream.remove()` gives the network back, as does the end of the Stream where nobody holds
-            its `model`.
+            its `model`. Default for a plain network: "undrift".
         answer: "before", the noisy forward pass that gave the gradient; "after", one after the step; or "samples",
             test_samples draws after the step. Default: the option `answer`.
         lr: learning rate. Default: the option `stream_lr`.
@@ -83,11 +87,12 @@ def stream(
         balanced: with `gather`, make steps on a memory of so many images that holds as many of each predicted class,
             for streams whose classes come in runs. One more forward pass per step.
         keepers: what holds on to the source besides the KL (see `undrift.keep`).
-        generator: with `method`, makes the noise reproducible.
-        preprocess: with `method`, what happens to an image before the network sees it; `classes`: their names. Both are
-            saved with the model.
+        generator: with a plain network, makes the noise reproducible.
+        preprocess: with a plain network, what happens to an image before the network sees it; `classes`: their names.
+            Both are saved with the model.
         progress: show a progress bar on a terminal.
-        **settings: with `method`, options and settings of its likelihood or keepers by name, such as `stream_lr=1e-4`.
+        **settings: with a plain network, options and settings of the method's likelihood or keepers by name, such as
+            `stream_lr=1e-4`.
 
     Examples:
         >>> import undrift
@@ -100,7 +105,7 @@ def stream(
         [4]
     """
     check_batches(batches)
-    recipe = None if method is None else methods.get(method, "stream")
+    recipe = methods.chosen(method, "stream", model, likelihood, keepers)
     parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
     options = perturbed(model, "stream").options if parts is None else parts.options
     chosen, rate = answer_and_rate(answer, lr, options)

@@ -81,7 +81,8 @@ def test_clean_images_are_asked_of_the_weights_that_answered(monkeypatch: pytest
             [original(stream.model, part, 0).probs for part in Preprocess().normalise(domain.images).split(6)]
         )
 
-    def spy(*given: Any) -> Any:
+    def spy(*given: Any, views: Any) -> Any:
+        assert views == ()
         answer = original(*given)
         asked.append(answer.probs)
         return answer

@@ -1,5 +1,6 @@
 """The online benchmarks, on a tiny network and random images: streams, numbers, tables, figures."""
 
+import copy
 import json
 import statistics
 from pathlib import Path
@@ -20,7 +21,7 @@ from undrift_bench.bench.harness.run import run
 from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.corrupted import Corrupted
 from undrift_bench.bench.online.rows import online_rows, variant
-from undrift_bench.bench.online.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, plan
+from undrift_bench.bench.online.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, StreamSetting, plan
 from undrift_bench.bench.online.streaming import Streaming
 
 NAMES = ("online-c10", "online-c100", "online-imagenet")
@@ -240,6 +241,48 @@ def test_a_stream_by_classes_is_sorted_by_label(seed: int) -> None:
     assert LABELS[found.image[:7]].tolist() == sorted(LABELS.tolist())
 
 
+def test_cycles_bring_every_corruption_again() -> None:
+    setting = StreamSetting("cycles", "", batch=7, cycles=3)
+    found = plan(setting, ("a", "b"), LABELS, 7, 7, seed=1)
+    assert found.domain.reshape(6, 7).tolist() == [[n] * 7 for n in (0, 1) * 3]
+    assert found.cycle.reshape(3, 14).tolist() == [[n] * 14 for n in range(3)]
+    orders = [order.tolist() for order in found.image.split(7)]
+    assert all(sorted(order) == list(range(7)) for order in orders)
+    assert len(set(map(tuple, orders))) == 6  # each in an order of its own
+
+
+def test_a_long_stream_has_the_error_of_each_cycle(tmp_path: Path) -> None:
+    found = record(tmp_path, "norm-stats", settings=("cycles-20",))
+    # Nothing is learned, and the images come in one order: every cycle is the first one again.
+    assert found["cycles"] == [pytest.approx(found["error"])] * 20
+    text = (tmp_path / "online-c10.md").read_text(encoding="utf-8")
+    error = f"{100 * found['error']:.2f}"
+    assert "| " + " | ".join(["norm-stats", *[error] * 6, "0.00"]) + " |" in text
+
+
+def test_a_twin_has_the_prior_of_its_mean_and_no_noise() -> None:
+    rows = {row.name: row for row in online_rows("cifar10")}
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.LazyLinear(3)
+    )
+    images = torch.rand(8, 3, 8, 8)
+    net(images)
+    found = {}
+    for name in ("undrift", "undrift-sigma-0", "undrift-light-sigma-0"):
+        row, camera = rows[name], [images, images]
+        stream = undrift.stream(
+            copy.deepcopy(net), iter(camera), method=row.method, views="mirror", seed=0, **row.settings
+        )
+        list(stream)
+        model, found[name] = stream.model, stream.latest["kl"]
+        with torch.no_grad():
+            one, other = (model(images) for _ in range(2))
+        assert torch.equal(one, other) == (name != "undrift")
+        del stream, model
+    assert 0 < found["undrift-sigma-0"] < found["undrift"]  # weights have moved, and are held; variances cost more
+    assert found["undrift-light-sigma-0"] == 0
+
+
 def test_the_file_of_corrupted_images_is_used_again(tmp_path: Path) -> None:
     clean, cpu = tiny_data(Request()), torch.device("cpu")
     made = Corrupted(clean, cpu, tmp_path, None).held([("contrast", 5), ("contrast", 1)], 8)
@@ -285,6 +328,19 @@ def test_the_clock_takes_a_sample_after_a_warm_up() -> None:
     assert len(many._times) == 20
 
 
+def test_certain_answers_are_counted_batch_by_batch() -> None:
+    scoring, truth = Scoring(), torch.tensor([0, 0, 0])
+    sure = torch.tensor([[1.0, 0.0], [0.92, 0.08], [0.5, 0.5]])
+    scoring.add(sure, torch.tensor([0, 0, 1]), truth, truth)  # expected errors: 0, 0.04, 0.193 of one, two, three
+    scoring.add(sure.flip(1), torch.tensor([1, 1, 1]), truth, truth)
+    found = scoring.certain()
+    assert found["0.01"] == {"coverage": pytest.approx(2 / 6), "error": 0.5}
+    assert found["0.05"] == {"coverage": pytest.approx(4 / 6), "error": 0.5}
+    scoring = Scoring()
+    scoring.add(sure[2:], torch.tensor([1]), truth[:1], truth[:1])
+    assert scoring.certain()["0.1"] == {"coverage": 0.0, "error": None}
+
+
 def test_rows_take_the_variant_of_their_data_set() -> None:
     assert variant("tent", "imagenet") == "tent:imagenet"
     assert variant("source", "imagenet") == "source"
@@ -293,5 +349,5 @@ def test_rows_take_the_variant_of_their_data_set() -> None:
     assert rows["tent-matched-lr"].settings == rows["vmp:paper"].settings
     assert rows["vmp-sigma-0.1"].settings["init_fraction"] == 0.1
     assert [row.name for row in rows.values() if row.tier == "B"] == [
-        *("eta", "sar", "tent-ft", "cotta", "bacs", "ttt", "bbb")
+        *("eta", "sar", "tent-ft", "cotta", "cotta-8-views", "bacs", "ttt", "bbb")
     ]

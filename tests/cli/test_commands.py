@@ -37,7 +37,7 @@ def test_adapt_then_inspect_predict_evaluate_export(run: Run, work: Path) -> Non
     )
 
     found = run("inspect", "b.safetensors", "--plot", "sigma.png", "--json")
-    assert [row["layer"] for row in found.json["layers"]] == ["conv", "head"]
+    assert [row["layer"] for row in found.json["layers"]] == ["conv"]
     assert found.json["wrote"] == ["sigma.png"]
 
     found = run("predict", "target", *MODEL, "--domain", "b.safetensors", "--out", "a.csv", "--json")

@@ -215,7 +215,8 @@ def test_methods_with_parts_of_their_own_run_from_the_shell(
         (("--method", "tent", "--set", "momentum"), "needed: NAME=VALUE"),
         (("--method", "tent", "--set", "momentum=3"), "momentum=3 is above 1"),
         (("--method", "tent", "--lr", "1", "--set", "stream_lr=1"), "stream_lr was given twice"),
-        (("--set", "momentum=0.3"), "without --method"),
+        (("--preset", "paper", "--set", "momentum=0.3"), "without --method"),
+        (("--beta", "0.3"), "--beta does not belong to undrift"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_opened(run: Run, words: tuple[str, ...], said: str) -> None:
@@ -238,3 +239,18 @@ def test_methods_are_listed(run: Run) -> None:
     assert listed.keys() == set(methods.names())
     assert "features" in listed["shot"]["settings"]
     assert listed["tent"]["loops"] == ["stream", "adapt"]
+
+
+def test_the_default_is_the_recipe_and_a_preset_or_a_likelihood_is_vmps(run: Run) -> None:
+    words = ("adapt", "target", *MODEL, "--epochs", "1", "--json", "--out")
+    assert run(*words, "a.safetensors", "--set", "neighbours=2").json["method"] == "undrift"
+    assert run(*words, "b.safetensors", "--method", "undrift", "--set", "neighbours=2").code == 0
+    one, other = undrift.inspect("a.safetensors"), undrift.inspect("b.safetensors")
+    assert one.options == other.options
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in other.tensors)
+    for number, chosen in enumerate((("--preset", "paper"), ("--likelihood", "shot", "--features", "norm"))):
+        found = run(*words, f"{number}.safetensors", *chosen)
+        assert found.json["method"] is None
+        assert undrift.inspect(f"{number}.safetensors").options == undrift.Options()
+    assert run(*STREAM, "--answers", "s.csv", "--json").json["method"] == "undrift"
+    assert run(*STREAM, "--answers", "d.csv", "--domain", "1.safetensors", "--json").json["method"] is None

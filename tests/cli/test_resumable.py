@@ -175,7 +175,7 @@ def test_what_differs_is_named_part_by_part(run: Run) -> None:
     for part in (
         "preprocessing resize None there, 8 here",
         "preprocessing crop None there, 8 here",
-        "options kl_weight 1.0 there, 3.0 here",
+        "options kl_weight 0.01 there, 3.0 here",
     ):
         assert part in found.err
 

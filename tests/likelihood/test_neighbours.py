@@ -182,6 +182,37 @@ def test_images_that_were_not_seen_are_nobodys_neighbours_until_they_are(monkeyp
     assert store.nearest(directions(80), 3)[0].tolist() == [4, 1, 0]
 
 
+class Normed(Plane):
+    """… with a norm layer between the image and its features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bottleneck = nn.BatchNorm1d(2)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_statistics_see_the_domain_before_the_banks_are_filled(first: bool) -> None:
+    torch.manual_seed(1)
+    net = undrift.perturb(Normed().eval(), layers=(), train="*", norm_momentum=0.5)
+    batches = [(torch.arange(4), POINTS[:4]), (torch.arange(4, 6), POINTS[4:])]
+    mean, var = torch.zeros(2), torch.ones(2)
+    for _, points in batches if first else ():
+        mean, var = (mean + points.mean(0)) / 2, (var + points.var(0)) / 2
+    nrc = Nrc(statistics_first=first)
+    nrc.refresh(net, lambda: iter(batches))
+    expected = (POINTS - mean) / (var + 1e-5).sqrt()
+    torch.testing.assert_close(nrc.banks.features, nn.functional.normalize(expected, dim=1))
+    torch.testing.assert_close(nrc.banks.probs, net.net.fc(expected).softmax(1).detach())
+    kept = net.net.bottleneck.running_mean.clone()
+    torch.testing.assert_close(kept, mean)
+    nrc.refresh(net, lambda: iter(batches))  # the second epoch: they have seen it
+    assert torch.equal(net.net.bottleneck.running_mean, kept)
+    resumed = Nrc(statistics_first=first)
+    resumed.load_state_dict(nrc.state_dict(), net)
+    resumed.refresh(net, lambda: iter(batches))
+    assert torch.equal(net.net.bottleneck.running_mean, kept)
+
+
 def test_misuse_is_named() -> None:
     net = model()
     with pytest.raises(undrift.OptionError, match=r"Nrc has no banks.*undrift\.adapt"):

@@ -31,7 +31,7 @@ def run(
     options: dict[str, Any],
     method: MethodName = None,
     settings: Settings = None,
-    preset: Preset = "paper",
+    preset: Preset = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs; default 15 or the method's.", min=1, metavar="N")] = None,
     batch_size: MethodBatchSize = None,
     keep: Annotated[
@@ -92,7 +92,7 @@ def run(
         "verdict": None if history.verdict is None else history.verdict.as_dict(),
         "kept_epoch": history.kept_epoch,
         "epochs": history.as_dict()["epochs"],
-        "method": method,
+        "method": chosen.name,
         "options": perturbed.options.as_dict(),
     }
 

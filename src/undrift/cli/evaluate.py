@@ -49,7 +49,7 @@ def run(
     setting: Annotated[str | None, typer.Option(help="offline, generalized or continual.", metavar="NAME")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the report as JSON.", metavar="FILE.json")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the report.", metavar="FILE.png")] = None,
-    preset: Preset = "paper",
+    preset: Preset = None,
     samples: Samples = None,
     mode: ModeName = "full",
     temperature: Temperature = "1",

@@ -48,6 +48,11 @@ class Chosen:
     settings: Mapping[str, Any]
     ready: "Parts | None"
 
+    @property
+    def name(self) -> str | None:
+        """The method's name; None where there is none."""
+        return None if self.recipe is None else self.recipe.name
+
     def parts(self, reader: "Reader") -> "Parts":
         """Return options, likelihood and keepers; settings that are images are opened here."""
         if self.ready is not None:
@@ -65,21 +70,27 @@ def choose(
     loop: Literal["stream", "adapt"],
     method: str | None,
     sets: Sequence[str] | None,
-    preset: str,
+    preset: str | None,
     options: Mapping[str, Any],
     likelihood: Mapping[str, Any],
     seed: int,
+    ready: bool = False,
 ) -> Chosen:
     """Return what the flags choose; raise on a contradiction before any file is opened.
 
+    Without a method, a preset and a likelihood it is the default method.
+
     Args:
         seed: the command's seed; methods with random parts of their own (augmented views) get it too.
+        ready: whether the network comes perturbed, from a domain file.
     """
     from undrift import methods
     from undrift.cli.models import parse_arguments
     from undrift.recipes.method import Parts
 
     given = parse_arguments(tuple(sets or ()))
+    if method is None and preset is None and "likelihood" not in likelihood and not ready:
+        method = methods.DEFAULT
     if method is None:
         if given:
             raise OptionError(
@@ -92,18 +103,18 @@ def choose(
                 "information, entropy or consistency. Choose one."
             )
         asked = make_likelihood(dict(likelihood), usual="entropy" if loop == "stream" else "shot")
-        return Chosen(None, {}, Parts(resolve(preset, options), asked))
-    recipe = methods.get(method)
-    if loop not in recipe.loops:
+        return Chosen(None, {}, Parts(resolve(preset or "paper", options), asked))
+    if loop not in (recipe := methods.get(method)).loops:
         raise OptionError(
             f"{method} does not run in `undrift {loop}`; needed: its own command. Use `undrift {recipe.loops[0]} … "
             f"--method {method}`."
         )
-    if "likelihood" in likelihood or preset != "paper":
+    recipe = methods.get(method, loop)
+    if "likelihood" in likelihood or preset is not None:
         other = f"--likelihood {likelihood['likelihood']}" if "likelihood" in likelihood else f"--preset {preset}"
         raise OptionError(
             f"{other} was given beside --method {method}, which has its own; needed: one of the two. Leave one out"
-            + (f", or name a variant: --method {method.partition(':')[0]}:{preset}." if preset != "paper" else ".")
+            + (f", or name a variant: --method {method.partition(':')[0]}:{preset}." if preset is not None else ".")
         )
     settings = _settings_of(recipe, options, likelihood, given)
     if "seed" in recipe.settings():
@@ -124,7 +135,8 @@ def _settings_of(
     if foreign:
         raise OptionError(
             f"{', '.join(foreign)} does not belong to {recipe.name}; needed: an option, or a setting "
-            f"({', '.join(recipe.settings()) or 'it has none'}) with --set NAME=VALUE. Leave it out."
+            f"({', '.join(recipe.settings()) or 'it has none'}) with --set NAME=VALUE. Leave it out, or name "
+            "the method or likelihood that it belongs to."
         )
     twice = [name for name in given if name in options or name in likelihood]
     if twice:

@@ -44,13 +44,15 @@ def open_both(
     return opened, pictures
 
 
-def open_perturbed(opened: Opened, domain: Path | None, preset: str, options: dict[str, Any], seed: int) -> "Perturbed":
+def open_perturbed(
+    opened: Opened, domain: Path | None, preset: str | None, options: dict[str, Any], seed: int
+) -> "Perturbed":
     """Return the network to adapt: as a domain file has it, or perturbed with these options."""
-    chosen = resolve(preset, options)  # raises on wrong values, also beside --domain
+    chosen = resolve(preset or "paper", options)  # raises on wrong values, also beside --domain
     if domain is None:
         return perturbed_afresh(opened, chosen, seed)
     foreign = [f"--{name.replace('_', '-')}" for name in options if name not in OF_A_STREAM]
-    if foreign or preset != "paper":
+    if foreign or preset is not None:
         raise OptionError(
             f"{', '.join(foreign) or '--preset'} was given beside --domain, whose file has options of its own; "
             "needed: one of the two. Leave it out, or start from the source network."

@@ -10,9 +10,12 @@ from undrift.cli.method_arguments import METHOD_PANEL
 Images = Annotated[str, typer.Argument(help="Folder, .tar, .txt, .npy or data set.", show_default=False)]
 DomainFile = Annotated[Path | None, typer.Option(help="What `undrift adapt` wrote.", metavar="FILE")]
 Preset = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Options to start from: paper or released.", metavar="NAME", hidden=True, rich_help_panel=METHOD_PANEL
+        help="VMP's options, instead of a method: paper or released.",
+        metavar="NAME",
+        hidden=True,
+        rich_help_panel=METHOD_PANEL,
     ),
 ]
 Samples = Annotated[int | None, typer.Option(help="Draws per answer; 0: the mean network.", min=0, metavar="N")]

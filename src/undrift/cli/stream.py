@@ -40,7 +40,7 @@ def run(
     ] = None,
     method: MethodName = None,
     settings: Settings = None,
-    preset: Preset = "paper",
+    preset: Preset = None,
     episodic: Annotated[
         bool | None,
         typer.Option(help="Reset the network before every batch. Default: no, or as the method.", hidden=True),
@@ -83,8 +83,8 @@ def run(
     from undrift.packs.file import save
     from undrift.stream import stream
 
-    chosen = choose("stream", method, settings, preset, options, likelihood, seed)
-    if chosen.recipe is not None and domain is not None:
+    chosen = choose("stream", method, settings, preset, options, likelihood, seed, ready=domain is not None)
+    if method is not None and domain is not None:
         raise OptionError(
             f"--method {method} was given beside --domain, whose file has options of its own; needed: one of the two. "
             "Leave one out."
@@ -99,7 +99,7 @@ def run(
         parts = chosen.parts(opened.reader)
         if chosen.recipe is None:
             if gather is not None and domain is None:
-                options = {"norm_statistics": between_steps(resolve(preset, {})).norm_statistics, **options}
+                options = {"norm_statistics": between_steps(resolve(preset or "paper", {})).norm_statistics, **options}
             perturbed = open_perturbed(opened, domain, preset, options, seed)
         else:
             scheme = parts.options if gather is None else between_steps(parts.options)
@@ -109,7 +109,7 @@ def run(
         every = state_every or gather or 10  # images that wait for a step are part of the state
         identity = identity_of(perturbed, pictures, domain) | {
             "options": perturbed.options.as_dict() | {k: options[k] for k in ("answer", "stream_lr") if k in options},
-            "method": method,
+            "method": chosen.name,
             "settings": sorted(settings or ()),
             "likelihood": sorted(likelihood.items()),
             "batch_size": batch_size,
@@ -164,7 +164,7 @@ def run(
     wrote = [session.wrote(path) for path in (answers, out) if path is not None]
     return {
         "wrote": wrote,
-        "method": method,
+        "method": chosen.name,
         "state": state,
         "skipped": before | left.skipped(),
         "unfinished": left.unfinished,

@@ -56,6 +56,8 @@ class History:
         lone_batches: batches of one image that were left out.
         idle_steps: steps left out because the likelihood asked nothing of their batch.
         model: the network that was adapted; not part of what is saved.
+        views: with `answer_views="auto"`, the views that `predict` averages over, as the network was found to keep its
+            answers under them; else None.
     """
 
     steps: tuple[HistoryRow, ...] = ()
@@ -67,6 +69,7 @@ class History:
     lone_batches: int = 0
     idle_steps: int = 0
     model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
+    views: tuple[str, ...] | None = None
 
     @property
     def epochs(self) -> tuple[HistoryRow, ...]:
@@ -85,6 +88,8 @@ class History:
             lines.append(f"{self.lone_batches} batches of one image left out")
         if self.idle_steps:
             lines.append(f"{self.idle_steps} steps not made: nothing was asked of their batch")
+        if self.views is not None:
+            lines.append(f"views found safe: {', '.join(self.views) or 'none'}")
         if self.verdict is not None:
             lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
         return "\n".join(lines)
@@ -147,6 +152,7 @@ class History:
             bad_steps=plain["bad_steps"],
             lone_batches=plain["lone_batches"],
             idle_steps=plain.get("idle_steps", 0),  # missing in older files
+            views=None if plain.get("views") is None else tuple(plain["views"]),  # missing in older files
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:

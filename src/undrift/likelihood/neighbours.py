@@ -17,6 +17,7 @@ from undrift._errors import OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.features import SeesFeatures, latest, look
+from undrift.likelihood.statistics_first import move_statistics
 from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
 
@@ -28,8 +29,10 @@ class Remembering(SeesFeatures, ABC):
     Args:
         features: name of the submodule whose output, flattened, is the features. None takes "bottleneck" where the
             network has one, else the input of its last linear layer.
+        statistics_first: let moving norm statistics see the domain once before the banks are filled (see `Shot`).
     """
 
+    statistics_first: bool = False
     banks: Banks = field(init=False, repr=False, default_factory=Banks)
     _network: int | None = field(init=False, repr=False, default=None)  # whose domain the banks hold
 
@@ -45,6 +48,8 @@ class Remembering(SeesFeatures, ABC):
     def refresh(self, model: Perturbed, batches: Batches) -> None:
         """Fill the banks, before the first epoch only."""
         if self._network != model.key.ident:
+            if self.statistics_first:
+                move_statistics(model, batches)
             self.banks.fill(*look(model, batches, self.features), self.most())
             self._network = model.key.ident
 
@@ -83,7 +88,7 @@ class Nrc(Remembering):
     authors' code.
 
     Args:
-        features: see `Remembering`.
+        features: see `Remembering`, as is `statistics_first`.
         neighbours: K.
         second_neighbours: M.
         late_neighbours: K in the second half of all steps; None keeps K.
@@ -134,7 +139,7 @@ class Aad(Remembering):
     The second sum has a gradient through both its factors.
 
     Args:
-        features: see `Remembering`.
+        features: see `Remembering`, as is `statistics_first`.
         neighbours: K.
         late_neighbours: K in the second half of all steps; None keeps K.
         alpha: α at the start.
@@ -142,7 +147,7 @@ class Aad(Remembering):
 
     Examples:
         >>> Aad(neighbours=5, late_neighbours=None, alpha_decay=5)
-        Aad(features=None, neighbours=5, late_neighbours=None, alpha=1.0, alpha_decay=5)
+        Aad(features=None, statistics_first=False, neighbours=5, late_neighbours=None, alpha=1.0, alpha_decay=5)
     """
 
     neighbours: int = 3

@@ -11,10 +11,8 @@ from undrift._errors import OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.features import look
 from undrift.likelihood.information import Information
-from undrift.posterior.layers import evaluating
-from undrift.posterior.norm import MOVING
+from undrift.likelihood.statistics_first import move_statistics
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import show
 
 
 class Shot:
@@ -152,15 +150,3 @@ def pseudo_labels(features: Tensor, probs: Tensor, rounds: int = 2, least_count:
         weights = F.one_hot(found, classes).to(features.dtype)
     labels[sound] = found
     return labels
-
-
-def move_statistics(model: Perturbed, batches: Batches) -> None:
-    """Let moving norm statistics see the domain once, with noise as in a step; batch statistics need no pass."""
-    if model.options.norm_statistics == "source":
-        raise OptionError(
-            'statistics_first with norm_statistics="source": statistics that stay the source\'s cannot be adapted. '
-            'Perturb with norm_statistics="moving", or leave statistics_first out.'
-        )
-    if model.options.norm_statistics in MOVING:
-        with evaluating(model):
-            show(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)

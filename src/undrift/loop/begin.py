@@ -24,7 +24,10 @@ Keep = Literal["last", "best"]
 def perturbed(model: nn.Module, verb: str) -> Perturbed:
     """Return the model, where it is a perturbed network with its perturbation in place."""
     if not isinstance(model, Perturbed):
-        to_do = f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method: method="tent".'
+        to_do = (
+            f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '
+            "likelihood and keepers out, for the default one."
+        )
         if isinstance(getattr(model, "module", None), Perturbed):
             to_do = "Give it the network inside: model.module."
         elif isinstance(root_of(model), Perturbed):

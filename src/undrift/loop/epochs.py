@@ -90,6 +90,7 @@ class Run:
             raise
         if not self.finished:
             self._finish()
+        self.surveys.settle_views(self._failed)
         history = self.history()
         history.warn(stacklevel=4)
         return history
@@ -211,6 +212,7 @@ class Run:
             self.lone_batches,
             self.idle_steps,
             self.model,
+            self.surveys.views,
         )
 
     # What is saved and said on the way out ----------------------------------------------------------------------

@@ -1,14 +1,17 @@
-"""Survey a domain before and after epochs of `adapt`, without labels, and keep the state that looks best."""
+"""Survey a domain before and after epochs of `adapt`, without labels; keep the best state; test the views of images."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift.answer.forward import forward
+from undrift.answer.views import AUTO, VIEWS, SafeViews
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
 from undrift.loop.sound_images import Failed, SoundImages
+from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
@@ -23,6 +26,7 @@ class Surveys:
         found: surveys by epoch; 0 is the source network.
         answers: by place, of the "source" network, and of the "last" survey.
         best_epoch: the epoch whose state is `best`; 0 where none is kept.
+        views: the views that were found safe; None where nobody asked.
     """
 
     def __init__(self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool) -> None:
@@ -30,6 +34,7 @@ class Surveys:
         self.found: dict[int, Survey] = {}
         self.answers: dict[str, Tensor] = {}
         self.best_epoch, self.best = 0, dict[str, Tensor]()
+        self.views: tuple[str, ...] | None = None
 
     def look_at_source(self, failed: Failed) -> None:
         """Survey the source network, whose outputs the model's class names have to fit."""
@@ -66,6 +71,25 @@ class Surveys:
         if self.keep_best and self.best_epoch != epoch:
             key = {"key.seed": self.model.key.seed.clone(), "key.step": self.model.key.step.clone()}
             restore(self.model, self.best | key)
+
+    def settle_views(self, failed: Failed) -> None:
+        """Decide by the adapted network which views it answers over, where that is left open ("auto").
+
+        The test asks of the whole domain, as images of one class may come together; the views that pass replace "auto".
+        """
+        if self.model.options.answer_views != (AUTO,):
+            return
+        test = SafeViews(tuple(VIEWS))
+        with self.randomness.kept(), one_pass(self.model), torch.no_grad():
+            self.model.key.step.zero_()
+            for _, images in self.images.everything(failed):
+                if images.ndim == 4:
+                    given = to_device(images, self.model)
+                    answers = forward(self.model, given)
+                    for name, view in VIEWS.items():
+                        test.look(answers, name, forward(self.model, view(given)))
+        self.views = test.passed or ()
+        self.model.options = self.model.options.replace(answer_views=self.views)
 
     def verdict(self, epoch: int) -> Verdict:
         """Return the verdict on the network of an epoch."""

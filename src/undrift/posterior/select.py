@@ -41,6 +41,16 @@ def matching(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def choose(net: nn.Module, options: Options) -> list[Choice]:
+    """Return every convolution, linear and attention layer, with the reason if it is left out; raise if all are."""
+    chosen = listed(net, options)
+    # layers=() asks for no noise: a scheme that changes only norm layers or weights.
+    if options.layers and all(c.why_not for c in chosen):
+        found = ", ".join(f"{c.name}: {c.why_not}" for c in chosen) or "no convolution, linear or attention layer"
+        raise CannotPerturb(f"nothing to perturb in {type(net).__name__}: {found}. Change layers=, exclude= or types=.")
+    return chosen
+
+
+def listed(net: nn.Module, options: Options) -> list[Choice]:
     """Return every convolution, linear and attention layer, with the reason if it is left out."""
     # The out-projection of an attention is a Linear that is never called; it belongs to its parent.
     inner = {id(a.out_proj) for a in net.modules() if isinstance(a, nn.MultiheadAttention)}
@@ -58,12 +68,7 @@ def choose(net: nn.Module, options: Options) -> list[Choice]:
             candidates.append(Choice(name, module, why_not))
     if refusals:
         raise CannotPerturb("\n".join(refusals))
-    chosen = _counted(candidates, options)
-    # layers=() asks for no noise: a scheme that changes only norm layers or weights.
-    if options.layers and all(c.why_not for c in chosen):
-        found = ", ".join(f"{c.name}: {c.why_not}" for c in chosen) or "no convolution, linear or attention layer"
-        raise CannotPerturb(f"nothing to perturb in {type(net).__name__}: {found}. Change layers=, exclude= or types=.")
-    return chosen
+    return _counted(candidates, options)
 
 
 def _left_out(name: str, kind: str | None, options: Options) -> str | None:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args
@@ -50,6 +50,8 @@ class Method:
         source_free: whether it needs neither source data nor a special source training.
         ensemble: whether several networks answer together.
         variants: settings by name, such as its authors' values for ImageNet.
+        by_loop: what differs in one of its loops, as settings; the row itself is for all others.
+        given: settings that its variant or its loop names.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Method:
     source_free: bool = True
     ensemble: bool = False
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    by_loop: Mapping[Loop, Mapping[str, object]] = field(default_factory=dict)
+    given: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def online(self) -> bool:
@@ -107,16 +111,22 @@ class Method:
             raise OptionError(
                 f"{self.name} has no variant {name!r}{_suggest(name, self.variants)}; it has {known}. Leave it out."
             )
-        values = dict(self.variants[name])
-        own = {f.name for f in fields(self)} - {"name", "options", "variants"}
-        mine = {key: values.pop(key) for key in list(values) if key in own}
+        return replace(self._changed(self.variants[name]), name=f"{self.name}:{name}", variants={})
+
+    def in_loop(self, loop: Loop) -> "Method":
+        """Return the method as that loop runs it."""
+        return replace(self._changed(self.by_loop.get(loop, {})), by_loop={})
+
+    def _changed(self, settings: Mapping[str, object]) -> "Method":
+        """Return the method with settings changed: its own attributes, a preset, options, and those of its parts."""
+        values = dict(settings)
+        own = {f.name for f in fields(self)} - {"name", "options", "variants", "by_loop", "given"}
+        mine: dict[str, Any] = {key: values.pop(key) for key in list(values) if key in own}
         chosen = values.pop("preset", self.options)
         assert isinstance(chosen, Options)
         names = {f.name for f in fields(Options)}
         changes = {key: values.pop(key) for key in list(values) if key in names}
-        everything = {f.name: getattr(self, f.name) for f in fields(self)} | mine
-        everything |= {"name": f"{self.name}:{name}", "options": chosen.replace(**changes), "variants": {}}
-        return _With(**everything, given=values) if values else Method(**everything)
+        return replace(self, **mine, options=chosen.replace(**changes), given={**self.given, **values})
 
     def settings(self) -> list[str]:
         """Return the names of the settings that are not options: those of its likelihood and its keepers."""
@@ -125,6 +135,7 @@ class Method:
 
     def build(self, settings: Mapping[str, object]) -> Parts:
         """Return the method ready to run, with settings (options, or arguments of likelihood and keepers) changed."""
+        settings = {**self.given, **settings}
         options = {f.name for f in fields(Options)}
         known = {*options, *self.settings()}
         for name in settings:
@@ -147,17 +158,6 @@ class Method:
             return make(**{k: v for k, v in settings.items() if k in _arguments(make)})
 
         return Parts(chosen, made(self.likelihood), tuple(made(make) for make in self.keepers))
-
-
-@dataclass(frozen=True)
-class _With(Method):
-    """A method with some settings given: a variant."""
-
-    given: Mapping[str, object] = field(default_factory=dict)
-
-    def build(self, settings: Mapping[str, object]) -> Parts:
-        """Return the method ready to run; the caller's settings override the variant's."""
-        return super().build({**self.given, **settings})
 
 
 def _naming_the_bottleneck(options: Options, features: object) -> Options:

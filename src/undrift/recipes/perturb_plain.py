@@ -12,6 +12,7 @@ from undrift.options import Options
 from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolved
+from undrift.posterior.select import listed
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -31,7 +32,7 @@ def perturb_plain(
             "itself: model.remove(), or leave method= out and give a likelihood."
         )
     # Not a module: perturb says what is wrong.
-    chosen = resolved(net, options) if hasattr(net, "named_modules") else options
+    chosen = _with_a_layer(net, resolved(net, options)) if hasattr(net, "named_modules") else options
     model = perturb(net, chosen, generator=generator, preprocess=preprocess, classes=classes)
     try:
         for said in (_guessed(net, options), _inert(model)):
@@ -41,6 +42,13 @@ def perturb_plain(
         model.remove()
         raise
     return model
+
+
+def _with_a_layer(net: nn.Module, options: Options) -> Options:
+    """Return the options, without `skip_first` where that would leave a shallow network no layer with noise."""
+    if not options.skip_first or not options.layers or any(c.why_not is None for c in listed(net, options)):
+        return options
+    return options.replace(skip_first=0)
 
 
 def _guessed(net: nn.Module, options: Options) -> str | None:

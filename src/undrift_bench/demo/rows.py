@@ -15,7 +15,7 @@ from undrift.answer.prediction import Prediction
 from undrift.images import TensorDomain
 from undrift.judge.metrics import Scores, Tally
 from undrift.likelihood import Shot, entropy
-from undrift.likelihood.shot import move_statistics
+from undrift.likelihood.statistics_first import move_statistics
 from undrift.options import PAPER
 from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed

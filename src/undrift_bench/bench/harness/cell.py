@@ -14,6 +14,8 @@ Precision = Literal["bf16", "float32"]
 
 # σ = 0: no layer has noise, so that no log-variance counts as learnable either.
 NO_NOISE: dict[str, Any] = {"layers": (), "test_samples": 0}
+# σ = 0 where weights are trained: without noises there would be no prior, which has to hold the mean as before.
+NO_VARIANCE: dict[str, Any] = {"init_fraction": 0.0}
 
 
 @dataclass(frozen=True)

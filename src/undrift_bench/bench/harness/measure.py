@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from undrift.answer.prediction import Prediction
 from undrift.judge.metrics import Scores, Tally
 
 WARM_UP, TIMED = 10, 20
+RISKS = (0.01, 0.05, 0.1)  # that `Prediction.certain` is asked for
 LEAST = 2.0**-126  # as in undrift.judge.metrics: a probability of 0 costs 87.3 nats
 T = TypeVar("T")
 
@@ -24,6 +26,7 @@ class Scoring:
     def __init__(self) -> None:
         self._columns: list[Tensor] = []
         self._domains: list[Tensor] = []
+        self._answered: list[Tensor] = []  # for each risk of RISKS, which answers of a batch are certain
         self._right: Tensor | None = None  # counted on the device, for the running error
         self._seen = 0
 
@@ -35,6 +38,8 @@ class Scoring:
         columns = (p.amax(1), label == truth, -true.clamp_min(LEAST).log(), brier, label < 0)
         self._columns.append(torch.stack([c.double() for c in columns]))
         self._domains.append(domain)
+        answer = Prediction(probs, label, entropy=p[:, 0], mutual_info=p[:, 0])  # neither of the two is looked at
+        self._answered.append(torch.stack([answer.certain(risk=risk) for risk in RISKS]))
         right = columns[1].sum()
         self._right = right if self._right is None else self._right + right
         self._seen += len(truth)
@@ -47,6 +52,16 @@ class Scoring:
         """Return the scores of each domain, by its number."""
         columns, domains = torch.cat(self._columns, 1).cpu(), torch.cat(self._domains).cpu()
         return {int(d): _Kept(columns[:, domains == d]).scores() for d in domains.unique()}
+
+    def certain(self) -> dict[str, dict[str, float | None]]:
+        """Return for each wanted risk which part of the images was answered, and which part of these was wrong."""
+        right, answered = torch.cat(self._columns, 1)[1].cpu(), torch.cat(self._answered, 1).double().cpu()
+        found: dict[str, dict[str, float | None]] = {}
+        for risk, kept in zip(RISKS, answered, strict=True):
+            count = float(kept.sum())
+            error = 1 - float((right * kept).sum()) / count if count else None
+            found[str(risk)] = {"coverage": count / len(right), "error": error}
+        return found
 
 
 class _Kept(Tally):

@@ -19,10 +19,11 @@ IDLE: dict[Loop, tuple[str, ...]] = {
     "stream": ("adapt_optimiser", "adapt_lr", "adapt_schedule", "weight_decay", "norm_momentum"),
     "adapt": (
         *("stream_optimiser", "stream_lr", "stream_steps", "stream_split", "stream_norm_momentum"),
-        *("answer", "climb", "stream_lr_images", "answer_views"),
+        *("answer", "climb", "stream_lr_images"),
     ),
 }
 OFF = ("stream_lr_images", "weights_lr", "answer_views")  # without an effect unless they are set
+LATER = dict.fromkeys(("Nrc", "Aad", "Gsfda"), ("statistics_first",))  # of parts that were there before
 AVERAGED = ("moving", "train")  # statistics that have a momentum
 MOMENTUM = ("norm_momentum", "stream_norm_momentum")
 NOISE = (
@@ -44,8 +45,8 @@ def resolved(name: str, settings: Mapping[str, Any], loop: Loop) -> dict[str, An
         >>> resolved("shot", {"beta": 0.5}, "adapt")["parts"]["Shot"]["beta"]
         0.5
     """
-    method = methods.get(name)
-    given = {**getattr(method, "given", {}), **settings}
+    method = methods.get(name, loop)
+    given = {**method.given, **settings}
     known = {field.name for field in dataclasses.fields(Options)}
     options = method.options.replace(**{key: value for key, value in settings.items() if key in known})
     # Nothing is built, as a keeper may need source images.
@@ -86,7 +87,9 @@ def _fingerprint(name: str, settings: str, loop: Loop) -> str:
 
 def _arguments(make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     taken = inspect.signature(make).parameters.values()
-    return {p.name: given.get(p.name, None if p.default is p.empty else p.default) for p in taken}
+    found = {p.name: given.get(p.name, None if p.default is p.empty else p.default) for p in taken}
+    later = LATER.get(_maker(make), ())
+    return {name: value for name, value in found.items() if value or name not in later}
 
 
 def _maker(make: Callable[..., Any]) -> str:

@@ -72,6 +72,7 @@ def size(numbers: Sequence[float]) -> str:
 
 
 AURC = field("AURC × 100", "aurc", 100, optional=True)
+AUGRC = field("AUGRC × 100", "augrc", 100, optional=True)
 
 
 def marked(name: str, records: Sequence[Record]) -> str:

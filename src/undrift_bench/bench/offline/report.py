@@ -13,7 +13,17 @@ from undrift_bench.bench.harness.published import PAPER, SOURCE_USING, Published
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
-from undrift_bench.bench.harness.table import AURC, Column, footnotes, in_use, marked, median, several_sources, size
+from undrift_bench.bench.harness.table import (
+    AUGRC,
+    AURC,
+    Column,
+    footnotes,
+    in_use,
+    marked,
+    median,
+    several_sources,
+    size,
+)
 from undrift_bench.bench.harness.table import markdown as table
 from undrift_bench.bench.harness.timed import how_timed
 from undrift_bench.bench.offline.page import Page, notes, pages, title, untouched
@@ -72,14 +82,15 @@ def drawn(
 
 
 def score_titles(records: Sequence[Record]) -> list[str]:
-    """Return the headings over `scores` in a table of these records: AURC only if one of them has it."""
-    return ["NLL", "ECE %", *(column.title for column in in_use([AURC], records))]
+    """Return the headings over `scores` in a table of these records: AURC and AUGRC only if one of them has it."""
+    return ["NLL", "ECE %", *(column.title for column in in_use([AURC, AUGRC], records))]
 
 
 def scores(page: Page, row: MethodRow, tasks: Sequence[Task], titles: Sequence[str]) -> list[str]:
     """Return the cells below a table's `titles`: means over tasks."""
     found = [page.text(row, tasks, "nll", 1, 3), page.text(row, tasks, "ece", 100, 1)]
-    return [*found, page.text(row, tasks, "aurc")] if AURC.title in titles else found
+    areas = {AURC.title: "aurc", AUGRC.title: "augrc"}
+    return [*found, *(page.text(row, tasks, name) for column, name in areas.items() if column in titles)]
 
 
 def costs(records: Sequence[Record]) -> list[str]:

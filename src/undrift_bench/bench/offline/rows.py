@@ -8,7 +8,8 @@ on Office-Home. The paper's β is SHOT's, 0.3.
 from dataclasses import replace
 from typing import Any
 
-from undrift_bench.bench.harness.cell import NO_NOISE, MethodRow, Tier
+from undrift import methods
+from undrift_bench.bench.harness.cell import NO_NOISE, NO_VARIANCE, MethodRow, Tier
 
 # Authors' values for a single task of a data set, by method and task.
 OF_A_TASK: dict[tuple[str, str], dict[str, Any]] = {
@@ -37,6 +38,25 @@ def offline_rows() -> list[MethodRow]:
         about: dict[str, Any] = {"why": why, "title": title, "note": NOTES.get(name, "")}
         return MethodRow(name, method, changes, tier, control=True, cost=cost, **about)
 
+    ours = [
+        MethodRow("undrift", "undrift", cost=4.0),
+        control(
+            "undrift-sigma-0",
+            "undrift, σ = 0",
+            "undrift",
+            "is it the noise? The same prior, rates, likelihood and views, and no variance.",
+            4.0,
+            **NO_VARIANCE,
+        ),
+        control(
+            "nrc-statistics-first",
+            "nrc, statistics first",
+            "nrc",
+            "and for NRC as its authors run it (40 epochs, constant rates, the classifier trained, too)?",
+            3.0,
+            statistics_first=True,
+        ),
+    ]
     rows = [
         MethodRow("source", "source", cost=0.1),
         MethodRow("norm-stats", "norm-stats:domain", cost=0.1),
@@ -77,6 +97,7 @@ def offline_rows() -> list[MethodRow]:
             "B",
             statistics_first=True,
         ),
+        *(ours if "undrift" in methods.names("adapt") else ()),
         MethodRow("tent", "tent", tier="B", cost=0.1),
         MethodRow("nrc", "nrc", tier="B", cost=3.0),
         MethodRow("aad", "aad", tier="B", cost=3.0),

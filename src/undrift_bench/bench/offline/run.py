@@ -13,6 +13,7 @@ from torch import nn
 
 import undrift
 from undrift import methods
+from undrift._errors import OptionError
 from undrift.images import TensorDomain
 from undrift.judge.history import History
 from undrift.judge.metrics import Scores, harmonic_mean
@@ -26,7 +27,7 @@ from undrift.system.progress import Bar
 from undrift_bench.bench.harness.cell import Cell
 from undrift_bench.bench.harness.measure import PeakMemory, Scoring, learnables
 from undrift_bench.bench.harness.quickly import quickly
-from undrift_bench.bench.harness.request import Request
+from undrift_bench.bench.harness.request import CannotRun, Request
 from undrift_bench.bench.offline.sets import Task
 from undrift_bench.bench.offline.sources import Images, Setup, Sources
 from undrift_bench.bench.offline.views import CentreView, RandomView, StopWatch
@@ -66,7 +67,8 @@ class Adapting:
             history = self.adapted(cell, source, target, watch)
             model, peak = history.model, memory.peak()
             assert model is not None, "a history that was not saved has its model"
-            on_target = self.scores(model, target, recipe.batch_size)
+            answers = self.scored(model, target, recipe.batch_size)
+            on_target = answers.scores()[0]
             with _source_mask(model):
                 on_source = self.scores(model, self.sources.held_out(task.source, cell.seed), recipe.batch_size)
             more = {} if look is None else look(self, cell, model)
@@ -77,6 +79,7 @@ class Adapting:
             "ece": on_target.ece,
             "aurc": on_target.aurc,
             "augrc": on_target.augrc,
+            "certain": answers.certain(),
             "source_accuracy": on_source.accuracy,
             "source_nll": on_source.nll,
             "source_ece": on_source.ece,
@@ -99,7 +102,10 @@ class Adapting:
 
     def recipe(self, cell: Cell) -> tuple[Method, int]:
         """Return a cell's method and how many epochs it has here."""
-        recipe = methods.get(cell.row.method, "adapt")
+        try:
+            recipe = methods.get(cell.row.method, "adapt")
+        except OptionError as error:
+            raise CannotRun(str(error)) from error
         return recipe, self.setup.epochs or recipe.epochs
 
     def source(self, cell: Cell, task: Task) -> nn.Module:
@@ -128,6 +134,10 @@ class Adapting:
 
     def scores(self, model: Perturbed, domain: TensorDomain, batch: int, samples: int | None = None) -> Scores:
         """Return the scores on the centre crops of a labelled domain."""
+        return self.scored(model, domain, batch, samples).scores()[0]
+
+    def scored(self, model: Perturbed, domain: TensorDomain, batch: int, samples: int | None = None) -> Scoring:
+        """Answer the centre crops of a labelled domain, with the draws and views that `predict` takes by itself."""
         labels = domain.labels
         assert labels is not None, "a benchmark's images have labels"
         alone = any(policy.statistics == "batch" for policy in model.norms)
@@ -139,7 +149,7 @@ class Adapting:
             images, truth = domain.images[start : start + size], labels[start : start + size]
             answer = undrift.predict(model, centre(images), samples)
             scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
-        return scoring.scores()[0]
+        return scoring
 
 
 def _source_mask(model: Perturbed) -> contextlib.AbstractContextManager[None]:

@@ -14,6 +14,7 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import about
 from undrift_bench.bench.harness.store import Record, Store
 from undrift_bench.bench.harness.table import (
+    AUGRC,
     AURC,
     FAILED,
     NOT_RUN,
@@ -39,6 +40,7 @@ COLUMNS = (
     field("NLL", "nll", digits=3),
     field("ECE %", "ece", 100, 1),
     AURC,
+    AUGRC,
     field("clean error after %", "source_error_after", 100),
     median("ms a batch", "milliseconds"),
     median("peak MiB", "peak_mib", 0),
@@ -50,7 +52,8 @@ HOW = (
     "Mean ± standard deviation over seeds; error, NLL and ECE are means over corruptions. Seed 0 takes the images in "
     "their files' order, other seeds permute them within each corruption; the seed is also that of the method's own "
     "randomness. Time is the median of single batches, memory the peak without the images. Clean error after: of the "
-    "network as the stream left it, on clean test images, asked as it answered the stream (the mean network, or draws)."
+    "network as the stream left it, on clean test images, asked as it answered the stream (the mean network, or draws; "
+    "over the same views)."
 )
 
 
@@ -155,7 +158,21 @@ def _part(part: StreamTable) -> list[str]:
     text += resets(by_row) + footnotes(by_row) + several_sources(by_row, a_seed=False) + how_timed(by_row)
     if part.all():
         text += ["\nError % by corruption, published values in brackets:\n", _by_corruption(part)]
+        text += ["Error % by cycle:\n", by_cycle(part)] if part.setting.cycles > 1 else []
     return text
+
+
+def by_cycle(part: StreamTable) -> str:
+    """Return the error of each row in some cycles, and how much the last one's differs from the first's."""
+    last = part.setting.cycles - 1
+    shown = sorted({0, 1, last // 4, last // 2, 3 * last // 4, last})
+    lines = []
+    for row in part.bench.rows:
+        if records := [record for record in part.records(row) if "cycles" in record]:
+            found = [spread([record["cycles"][cycle] for record in records], 100) for cycle in shown]
+            change = spread([record["cycles"][last] - record["cycles"][0] for record in records], 100)
+            lines.append([_name(row), *found, change])
+    return table(["method", *(f"cycle {cycle + 1}" for cycle in shown), "last − first"], lines)
 
 
 def resets(records: Mapping[str, Sequence[Record]]) -> list[str]:

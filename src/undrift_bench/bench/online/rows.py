@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from undrift._errors import OptionError
-from undrift_bench.bench.harness.cell import NO_NOISE, MethodRow
+from undrift_bench.bench.harness.cell import NO_NOISE, NO_VARIANCE, MethodRow
 
 # The paper's rates of VMP, which are also those of the matched control.
 VMP_RATES: dict[str, dict[str, Any]] = {
@@ -23,6 +23,8 @@ ROIDS = (
     "little of how sure it is."
 )
 
+OVER_VIEWS = {"answer_views": ("auto",)}  # the label-free rule by which undrift takes its own
+
 # What readers have to know of a row's values; see docs/explanation/how-numbers-are-made.md.
 NOTES = {
     "tent-ft": "its rate of 1e-5 was taken from a prototype's numbers on CIFAR-10-C itself (1e-4 had 85 % error); the "
@@ -30,6 +32,7 @@ NOTES = {
     "bbb": "no author gives a rate for adaptation; its 1e-4 is what the search on development images takes "
     "(benchmarks/rates.py). At VMP's 5e-4 it had 66.5 % error on CIFAR-10-C (WRN-40-2).",
     "roid": ROIDS,
+    "cotta-8-views": "its authors average 32 views, which long streams leave no time for.",
     "vmp-roid": ROIDS,
     "ttt": "its authors start every corruption from the source; here, as every row, it is never reset between them. It "
     "runs with a head and the network that was trained together with it, not the other rows' source network, and with "
@@ -56,6 +59,16 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Meth
     def control(name: str, title: str, method: str, why: str, cost: float, **changes: Any) -> MethodRow:
         return MethodRow(name, method, rate | changes, control=True, cost=cost, why=why, title=title)
 
+    def twin(name: str, cost: float, **changes: Any) -> MethodRow:
+        why = "is it the noise? The same prior, rates, teacher and views, and no variance."
+        how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": f"{name}, σ = 0"}
+        return MethodRow(f"{name}-sigma-0", variant(name, data, get), changes, **how)
+
+    def over_views(name: str, cost: float) -> MethodRow:
+        why = "what do views add to a rival's answers? Those that pass undrift's test without labels."
+        how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": f"{name}, answers over views"}
+        return MethodRow(f"{name}-views", variant(name, data, get), OVER_VIEWS, **how)
+
     def doubled(name: str, why: str, cost: float) -> MethodRow:
         title, twice = f"{name}, consistency 2", {"consistency": 2.0}
         how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": title}
@@ -67,6 +80,13 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Meth
         own("tent"),
         own("eata"),
         own("roid", 3.0),
+        own("undrift", 8.0),
+        own("undrift-light", 3.0),
+        twin("undrift", 8.0, **NO_VARIANCE),
+        twin("undrift-light", 3.0, **NO_NOISE),
+        over_views("norm-stats", 1.0),
+        over_views("tent", 2.0),
+        over_views("roid", 4.0),
         MethodRow("vmp:paper", "vmp:paper", rate, cost=5.0),
         MethodRow("vmp:released", "vmp:released", rate, cost=3.0),
         own("vmp-roid", 4.0),
@@ -83,6 +103,17 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Meth
         own("sar", 2.5, tier="B"),
         own("tent-ft", 1.5, tier="B"),
         own("cotta", 20.0, tier="B"),
+        MethodRow(
+            "cotta-8-views",
+            variant("cotta", data, get),
+            {"views": 8},
+            "B",
+            control=True,
+            cost=6.0,
+            why="what does CoTTA do with a quarter of its views?",
+            title="cotta, 8 views",
+            note=NOTES["cotta-8-views"],
+        ),
         own("bacs", 3.0, tier="B", title="bacs, one member"),
         own("ttt", 30.0, tier="B"),
         own("bbb", 6.0, tier="B"),

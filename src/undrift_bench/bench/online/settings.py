@@ -28,6 +28,7 @@ class StreamSetting:
         episodic: every batch starts from the source network.
         gather: images that a step waits for; None makes one step per batch.
         balanced: these are a memory with as many of each predicted class.
+        cycles: how often the corruptions come, one after another.
     """
 
     name: str
@@ -39,11 +40,13 @@ class StreamSetting:
     episodic: bool = False
     gather: int | None = None
     balanced: bool = False
+    cycles: int = 1
 
     @property
     def of_sizes(self) -> bool:
         """Whether it asks about the size of a batch, and about nothing else."""
-        return self.batch is not None and self.gather is None and self.arrival == "domain by domain"
+        once = self.arrival == "domain by domain" and self.cycles == 1
+        return self.batch is not None and self.gather is None and once
 
     def kinds(self, corruptions: Sequence[str]) -> list[Kind]:
         """Return the corruptions and severities that have to be made, each once."""
@@ -76,6 +79,8 @@ SETTINGS = (
         gather=128,
         balanced=True,
     ),
+    # Long streams are usually asked in batches of 64; ten of each corruption keep a cell within ten minutes of a GPU.
+    StreamSetting("cycles-20", "all corruptions twenty times over, 640 images", images=640, batch=64, cycles=20),
 )
 
 
@@ -87,12 +92,14 @@ class StreamPlan:
         kind: for each image of the stream, its place among `StreamSetting.kinds`.
         image: its place in the data set.
         domain: the number of its corruption.
+        cycle: how often every corruption has come before.
         batches: begin and end of each batch.
     """
 
     kind: Tensor
     image: Tensor
     domain: Tensor
+    cycle: Tensor
     batches: list[tuple[int, int]]
 
 
@@ -101,23 +108,22 @@ def plan(
 ) -> StreamPlan:
     """Return which image comes when.
 
-    Seed 0 leaves the order of the files; another permutes the images of each corruption anew. Mixed domains are
-    shuffled with every seed.
+    Seed 0 leaves the order of the files; another permutes the images of each corruption anew, in every cycle. Mixed
+    domains are shuffled with every seed.
     """
     generator = torch.Generator().manual_seed(seed)
     kinds = {kind: place for place, kind in enumerate(setting.kinds(corruptions))}
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for number, name in enumerate(corruptions):
-        for severity in setting.severities:
-            order = torch.randperm(count, generator=generator) if seed else torch.arange(count)
-            if setting.arrival == "class by class":
-                order = order[labels[order].argsort(stable=True)]
-            here = torch.full((count,), kinds[name, severity]), order, torch.full((count,), number)
-            parts.append(here)
-    kind, image, domain = (torch.cat(column) for column in zip(*parts, strict=True))
+    parts: list[tuple[Tensor, ...]] = []
+    places = itertools.product(range(setting.cycles), enumerate(corruptions), setting.severities)
+    for cycle, (number, name), severity in places:
+        order = torch.randperm(count, generator=generator) if seed else torch.arange(count)
+        if setting.arrival == "class by class":
+            order = order[labels[order].argsort(stable=True)]
+        parts.append((order, *(torch.full((count,), n) for n in (kinds[name, severity], number, cycle))))
+    image, kind, domain, cycle_of = (torch.cat(column) for column in zip(*parts, strict=True))
     if setting.arrival == "mixed":
         shuffled = torch.randperm(len(image), generator=generator)
-        kind, image, domain = kind[shuffled], image[shuffled], domain[shuffled]
+        image, kind, domain, cycle_of = (each[shuffled] for each in (image, kind, domain, cycle_of))
         ends = [0, len(image)]
     else:
         ends = list(range(0, len(image) + 1, count))  # a batch never spans two domains
@@ -126,4 +132,4 @@ def plan(
         for begin, end in itertools.pairwise(ends)
         for start in range(begin, end, batch)
     ]
-    return StreamPlan(kind, image, domain, batches)
+    return StreamPlan(kind, image, domain, cycle_of, batches)

@@ -5,7 +5,7 @@ import gc
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,18 +79,21 @@ class Streaming:
         begun = time.monotonic()  # images and networks are loaded once, for all cells
         gc.collect()  # hooks make circles: the last cell's network must not be freed in the middle of this one's count
         memory = PeakMemory(self.device)
-        scoring, clock = Scoring(), Clock(self.device, len(feed.plan.batches))
+        scoring, cycles = Scoring(), Scoring()
+        clock = Clock(self.device, len(feed.plan.batches))
         with quickly(self.device, self.request.fast):
             stream = self.begin(cell, feed, settings)
-            for number, (truth, domain) in enumerate(feed.batches()):
+            for number, (truth, domain, cycle) in enumerate(feed.batches()):
                 answer = clock(lambda: next(stream))
                 scoring.add(answer.probs, answer.label, truth, domain)
+                if setting.cycles > 1:
+                    cycles.add(answer.probs, answer.label, truth, cycle)
                 if number % SHOWN_EVERY == 0:
                     bar.advance(0, error=f"{100 * scoring.error():.1f} %")
             peak, model = memory.peak(), stream.model
             samples = answering_draws(model.options)
             with stream.answering():
-                forgotten = self._clean_error(model, feed, samples)
+                forgotten = self._clean_error(model, feed, samples, views_of(stream))
         corruptions = self.benchmark.corruptions
         numbers = means({corruptions[d]: scores for d, scores in scoring.scores().items()})
         return numbers | {
@@ -104,7 +107,9 @@ class Streaming:
             "peak_mib": peak,
             "learnables": learnables(model),
             "file_bytes": file_bytes(model),
+            "certain": scoring.certain(),
             "batch": feed.size,
+            **({"cycles": [s.error for _, s in sorted(cycles.scores().items())]} if setting.cycles > 1 else {}),
             **({} if setting.gather is None else {"gather": setting.gather}),
             **({"balanced": True} if setting.balanced else {}),
             "seconds": time.monotonic() - begun,
@@ -169,8 +174,8 @@ class Streaming:
             raise CannotRun(f"{found}; {cell.row.method} needs {TRAINED[name]}. Give it with --set {name}=FILE{alone}.")
         return Path(given)
 
-    def _clean_error(self, model: nn.Module, feed: "Feed", samples: int) -> float:
-        """Return the error on clean source images of the network as the stream left it, with so many draws."""
+    def _clean_error(self, model: nn.Module, feed: "Feed", samples: int, views: Sequence[str]) -> float:
+        """Return the error on clean source images of the network as the stream left it, with so many draws per view."""
         labels = self.clean.labels
         assert labels is not None
         wanted = self.request.images  # fewer than all: then a part of the clean ones will do, too
@@ -179,7 +184,7 @@ class Streaming:
         for start in range(0, count, self.benchmark.batch):
             some = slice(start, min(start + self.benchmark.batch, count))
             raw = self.clean.images[some].to(self.device, non_blocking=True)
-            answer = undrift.predict(model, feed.ready(raw), samples)
+            answer = undrift.predict(model, feed.ready(raw), samples, views=views)
             truth = labels[some].to(self.device, non_blocking=True)
             scoring.add(answer.probs, answer.label, truth, torch.zeros_like(truth))
         return scoring.error()
@@ -206,16 +211,17 @@ class Feed:
         self.images, self.plan, self.preprocess = images, laid_out, preprocess
         self.device, self.fast, self.size, self.usual = device, fast, size, usual
         self._kind, self._image = laid_out.kind.to(images.device), laid_out.image.to(images.device)
-        self._truth, self._domain = labels[laid_out.image].to(device), laid_out.domain.to(device)
+        self._truth = labels[laid_out.image].to(device)
+        self._domain, self._cycle = laid_out.domain.to(device), laid_out.cycle.to(device)
         self._ready: Tensor | None = None
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Make each batch ready in turn, and yield its true classes and domains, which the stream does not see."""
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Make each batch ready in turn; yield its true classes, domains and cycles, which the stream does not see."""
         for begin, end in self.plan.batches:
             some = slice(begin, end)
             raw = self.images[self._kind[some], self._image[some]].to(self.device, non_blocking=True)
             self._ready = self.ready(raw)
-            yield self._truth[some], self._domain[some]
+            yield self._truth[some], self._domain[some], self._cycle[some]
 
     def ready(self, raw: Tensor) -> Tensor:
         """Return images as the network wants them."""
@@ -227,6 +233,12 @@ class Feed:
             assert self._ready is not None, "a batch is made ready before the stream asks for it"
             ready, self._ready = self._ready, None
             yield ready
+
+
+def views_of(stream: undrift.Stream) -> tuple[str, ...]:
+    """Return the names of the views that a stream's answers are averaged over, be it by the loop or the likelihood."""
+    own = getattr(stream.online.likelihood, "views", None)
+    return own if isinstance(own, tuple) else stream.online.views.names
 
 
 def _sha256(file: Path) -> str:
