@@ -26,10 +26,16 @@ _POSTERIOR = PAPER.replace(
 )
 # SHOT's optimiser and schedule, and its classifier, which stays; no noise in front of the first layer. The KL has its
 # full weight; under SGD its gradient diverges, so its part about the mean is solved in closed form.
-_NEIGHBOURS = {"neighbours": 5, "second_neighbours": 5, "late_neighbours": None, "late_second_neighbours": None}
 _OVER_EPOCHS: dict[str, object] = {
     **_SHOT,
-    "likelihood": partial(Nrc, statistics_first=True, **_NEIGHBOURS),
+    "likelihood": partial(
+        Nrc,
+        neighbours=5,
+        second_neighbours=5,
+        late_neighbours=None,
+        late_second_neighbours=None,
+        statistics_first=True,
+    ),
     "kl_weight": 1.0,
     "kl_mean": "closed",
     "skip_first": 1,
