@@ -115,6 +115,13 @@ def test_the_default_stream_answers_each_pixel() -> None:
     assert 0 <= stream.latest["balance"] <= 1
 
 
+@pytest.mark.parametrize("method", ["tent", "cotta", "vmp", "undrift-light", "norm-stats"])
+def test_streams_of_named_methods_answer_each_pixel(method: str) -> None:
+    stream = undrift.stream(Segmenter(stride=2), [images(seed=s) for s in range(2)], method=method)
+    assert [p.label.shape for p in stream] == [(4, 16, 16)] * 2
+    assert stream.report.steps == (0 if method == "norm-stats" else 2)
+
+
 @pytest.mark.parametrize("method", ["shot", "nrc"])
 def test_methods_of_whole_images_refuse_pixels(method: str) -> None:
     with pytest.raises(undrift.OptionError, match="a class per pixel"):
