@@ -245,6 +245,15 @@ def streams(request: Request) -> str:
     return table([*header, "VMP captured over Tent as it is"], lines).rstrip("\n")
 
 
+def of_script(name: str, request: Request) -> str:
+    """Return the table that a script of its own, benchmarks/NAME.py, makes of its record."""
+    place = request.results / f"{name}.json"
+    if not place.is_file():
+        return "Not run yet."
+    page: Callable[[Any], str] = runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))["page"]
+    return page(json.loads(place.read_text(encoding="utf-8"))).strip()
+
+
 RESULTS = "docs/explanation/results"
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "README.md": {"summary": partial(online, "online-c10", only=SUMMARY, records="benchmarks/results")},
@@ -255,6 +264,7 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     f"{RESULTS}/other-streams.md": {"cycles": cycles},
     f"{RESULTS}/cells.md": {"cells": cells},
     "docs/how-to/use-uncertainty.md": {"certain": certain},
+    "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/speed.md": {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
         "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),

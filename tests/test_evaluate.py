@@ -200,7 +200,7 @@ def test_a_loader_that_raises_leaves_the_network_alone() -> None:
 
 
 def test_outputs_of_other_shapes_are_refused() -> None:
-    with pytest.raises(undrift.OutputError, match="dense map"):
+    with pytest.raises(undrift.DataError, match="one per position"):
         evaluate(nn.Conv2d(3, 4, 3), labelled(0))
 
 

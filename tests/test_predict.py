@@ -188,8 +188,8 @@ def test_wrong_images_and_networks_are_named() -> None:
         predict(convnet(), "photos/")  # type: ignore[arg-type]
     with pytest.raises(undrift.OutputError, match="3 rows of logits for 6 images"):
         predict(nn.Sequential(convnet(), nn.Unflatten(0, (3, 2)), nn.Flatten(1)), images())
-    with pytest.raises(undrift.OutputError, match="dense map"):
-        predict(nn.Conv2d(3, 2, 1), images())
+    with pytest.raises(undrift.OutputError, match="Pool tokens"):
+        predict(nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(2)), images())
 
 
 def test_an_error_inside_a_norm_layer_leaves_no_flag_behind() -> None:

@@ -60,6 +60,9 @@ class Likelihood(Protocol):
     An `nn.Module` may be a likelihood; its parameters are then trained too. A likelihood whose own class says
     `recordable = True` may be part of a CUDA graph (`stream(…, captured=True)`): it returns a loss for every batch,
     reads no values back, has no shapes that depend on values, and uses no tensor that is replaced between batches.
+
+    One that says `per_position = True` also takes logits with a class per pixel, batch × classes × height × width, or
+    with any number of labels per image, batch × 2 × labels: classes are dimension 1, and means are over all the rest.
     """
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:

@@ -118,7 +118,7 @@ def step_loss(
     """
     _check(model)
     row = shared(model)  # in a compiled graph for CUDA: the log-variances as one row, for noise and KL together
-    return likelihood(logits(model(images))) + _term(model, size, row)
+    return likelihood(logits(model(images), model.options.outputs)) + _term(model, size, row)
 
 
 def _check(model: object) -> None:

@@ -25,6 +25,7 @@ Statistics = Literal["source", "batch", "moving", "domain", "train"]
 Reduction = Literal["bound", "mean"]
 Pull = Literal["gradient", "closed"]
 Answer = Literal["samples", "before", "after"]
+Outputs = Literal["softmax", "sigmoid"]
 Optimiser = Literal["adam", "sgd"]
 Schedule = Literal["shot", "constant"]
 
@@ -128,7 +129,7 @@ class Options(Changeable):
 
     test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)
     answer: Answer = _answer("samples", "draws, or one pass before or after a stream's step", main=True)
-
+    outputs: Outputs = _answer("softmax", "one class per image or pixel, or any number of labels (one logit each)")
     answer_views: tuple[str, ...] = _answer((), "views to average answers over: mirror, shift; auto: those found safe")
 
     stream_optimiser: Optimiser = _optimiser("adam", "optimiser of a stream")

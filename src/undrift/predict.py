@@ -15,7 +15,8 @@ from undrift.answer.forward import batches_of, finite_images, unwrapped
 from undrift.answer.predict_session import PredictSession
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
-from undrift.answer.views import AUTO, View, chosen, combined
+from undrift.answer.tiles import check_tile, over_tiles
+from undrift.answer.views import AUTO, ReversibleView, chosen, combined
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed, number_above
@@ -35,6 +36,7 @@ def predict(
     mode: Mode = "full",
     fold_limit: int | None = None,
     views: str | Sequence[str] | None = None,
+    tile: int | None = None,
 ) -> Prediction:
     """Return the mean softmax over draws of the perturbation, with its entropy and mutual information.
 
@@ -62,6 +64,7 @@ def predict(
             less where memory ends.
         views: views of an image to average over as well, under which no label changes: "mirror", "shift". Each has
             draws of its own, so two views double the time. Default: the option `answer_views`, without "auto".
+        tile: where the network answers each pixel, look at tiles of this side, and average where they overlap.
 
     Examples:
         >>> import undrift
@@ -78,14 +81,17 @@ def predict(
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
     if samples == 0 and isinstance(model, Perturbed):
         warn_of_mean(model)
+    check_tile(tile)
     sides = _sides(model, views, mode)
     session = PredictSession(model, generator_or_seed(generator), samples)
-    if mode == "fast" and isinstance(model, Perturbed) and samples > 2:
+    if mode == "fast" and isinstance(model, Perturbed) and samples > 2 and tile is None:
         fold_limit = limit_of(model, fold_limit)
         if samples > 3 or fold_limit != 0:
             few = partial(_average_few, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
             return joined(list(session.each(batches_of(images, batch_size), images, few)), samples)
     full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit, views=sides)
+    if tile is not None:
+        full = partial(over_tiles, full, tile)
     return Prediction.cat(session.each(batches_of(images, batch_size), images, full))
 
 
@@ -100,7 +106,7 @@ def _average_few(
     return few_draws(model, images, finite, temperature, fold_limit)
 
 
-def _sides(model: nn.Module, names: str | Sequence[str] | None, mode: Mode) -> list[View]:
+def _sides(model: nn.Module, names: str | Sequence[str] | None, mode: Mode) -> list[ReversibleView]:
     """Return the views of an image to ask, none where that is the image alone."""
     if names is None:
         names = model.options.answer_views if isinstance(model, Perturbed) and mode == "full" else ()

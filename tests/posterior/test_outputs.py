@@ -30,6 +30,7 @@ class Returning(nn.Module):
         (Z, "aux"),
         [Z, torch.zeros(4, 7)],
         {"logits": Z, "loss": None},
+        {"out": Z, "aux": torch.zeros(4, 7)},
         SimpleNamespace(logits=Z),
         namedtuple("Output", ["aux", "logits"])(torch.zeros(4, 7), Z),
     ],
@@ -46,11 +47,12 @@ def test_half_precision_is_read_in_float32() -> None:
 @pytest.mark.parametrize(
     ("output", "what"),
     [
-        (torch.zeros(2, 3, 8, 8), r"\(2, 3, 8, 8\) \(a dense map\).*Pool"),
+        (torch.zeros(4, 3, 1, 1), r"\(4, 3, 1, 1\) \(a map\).*flatten"),
+        (torch.zeros(4, 7, 3), r"\(4, 7, 3\) \(a map\).*Pool tokens"),
         (torch.zeros(4, 1), r"\(4, 1\).*regression.*at least two"),
         (torch.zeros(5), r"shape \(5,\).*images\[None\]"),
         (torch.zeros(4, 3, dtype=torch.int64), "int64.*before the arg max"),
-        ({"out": Z}, "a dict with 'out'.*logits"),
+        ({"output": Z}, "a dict with 'output'.*logits"),
         ({}, "no entries"),
         ((), "a tuple"),
         (None, "a NoneType"),

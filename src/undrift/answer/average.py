@@ -1,8 +1,9 @@
 """Average the softmax of several draws into one answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import cycle
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from undrift.answer.draws import draw
 from undrift.answer.forward import blank_logits, finite_images, forward
 from undrift.answer.prediction import Prediction, entropy_of
-from undrift.answer.views import View
+from undrift.answer.views import SAME, ReversibleView
 from undrift.posterior.perturbed import Perturbed
 
 
@@ -21,7 +22,7 @@ def average(
     samples: int,
     temperature: float = 1.0,
     fold_limit: int | None = None,
-    views: Sequence[View] = (),
+    views: Sequence[ReversibleView] = (),
 ) -> Prediction:
     """Return the prediction for one batch, in the mode the network is in; images that are not finite get no answer."""
     images, finite = finite_images(model, images)
@@ -38,7 +39,7 @@ def average_finite(
     samples: int,
     temperature: float = 1.0,
     fold_limit: int | None = None,
-    views: Sequence[View] = (),
+    views: Sequence[ReversibleView] = (),
 ) -> Prediction:
     """Return what `average` does for finite images, without waiting for the device.
 
@@ -46,12 +47,15 @@ def average_finite(
         finite: for each image of the batch, whether it is among these; None where all are.
         views: of the images, to average over; none of them: the images alone. Each has so many draws of its own.
     """
-    seen = [view(images) for view in views] or [images]
+    views = views or [SAME]
+    seen = [view(images) for view in views]
     draws = max(samples, 1) * len(seen)
     with ExitStack() as stack:
         if isinstance(model, Perturbed):
             stack.enter_context(model.mean() if samples == 0 else model.rest())
         passes = draw(model, seen * max(samples, 1), fold_limit, partial(forward, model, given=images))
+        if len(views) > 1:
+            passes = _in_place(passes, cycle(views), len(images))
         softmaxes = ((logits if temperature == 1 else logits / temperature).softmax(dim=1) for logits in passes)
         if draws == 1:
             return Prediction.of(next(softmaxes), None, finite)  # its launches count where a network is small
@@ -61,6 +65,12 @@ def average_finite(
         ]
     probs, entropy = (sum(parts[1:], parts[0]) / draws for parts in zip(*sums, strict=True))
     return Prediction.of(probs, entropy, finite)
+
+
+def _in_place(passes: Iterable[Tensor], views: Iterator[ReversibleView], images: int) -> Iterator[Tensor]:
+    """Yield each pass with the answers to views put back to where the images have them."""
+    for logits in passes:
+        yield logits if logits.ndim < 4 else torch.cat([next(views).answer(part) for part in logits.split(images)])
 
 
 def no_answer(model: nn.Module, images: Tensor, finite: Tensor | None) -> Prediction:

@@ -11,6 +11,7 @@ from torch import Tensor
 from undrift.answer.draws import draw
 from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of
+from undrift.posterior.outputs import per_image
 from undrift.posterior.perturbed import Perturbed
 
 # The share of a batch that gets a third draw. The bar is the time of 3 noise-free passes: 2.4 draws per image take 2.4
@@ -68,7 +69,7 @@ def few_draws(
     rows = evenly(images, 1.0 if fold_limit == 0 else THIRD)
     with model.rest():
         passes = list(draw(model, [images, images, images[rows]], fold_limit, partial(forward, model, given=images)))
-    logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+    logits = per_image(passes[0] if len(passes) == 1 else torch.cat(passes), 'mode="fast"')
     return FewDraws.of(log_probs(logits if temperature == 1 else logits / temperature), rows, finite)
 
 

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, OutputError, UndriftError
 from undrift.answer.unbatched import refuse_unbatched
 from undrift.images import FileDomain, TensorDomain
+from undrift.options import Outputs
 from undrift.posterior.attached import attached_to, root_of
 from undrift.posterior.batch import images_of, to_device
 from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
@@ -22,13 +24,13 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Tensor:
-    """Return the network's logits, one row per image.
+    """Return the network's logits, one row per image; those of pixels at the images' size.
 
     Args:
         given: the caller's images, if this pass repeats them for several draws.
     """
     try:
-        logits = logits_of(model(images))
+        logits = at_size_of(images, logits_of(model(images), outputs_of(model)))
     except BaseException as error:
         # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
         for policy in model.norms if isinstance(model, Perturbed) else []:
@@ -43,12 +45,18 @@ def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Te
             "Wrap the network so that it returns that."
         )
     names = model.classes if isinstance(model, Perturbed) else None
-    if names is not None and len(names) != logits.shape[1]:
+    outputs = logits.shape[2 if logits.ndim == 3 else 1]  # of several labels, the classes are no and yes
+    if names is not None and len(names) != outputs:
         raise OutputError(
-            f"the model has {len(names)} class names, its network {logits.shape[1]} outputs; needed: one name per "
+            f"the model has {len(names)} class names, its network {outputs} outputs; needed: one name per "
             "output. Give perturb(classes=…) the names in the order of the outputs."
         )
     return logits
+
+
+def outputs_of(model: nn.Module) -> Outputs:
+    """Return what the network's outputs are: the option of a perturbed one."""
+    return model.options.outputs if isinstance(model, Perturbed) else "softmax"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -13,6 +13,10 @@ from undrift._errors import DataError, OptionError
 class Prediction:
     """Probabilities averaged over draws, and what follows from them; one row per image.
 
+    A network with a class per pixel answers each pixel: `probs` is images × classes × height × width, and everything
+    else images × height × width. One with any number of labels per image (`outputs="sigmoid"`) answers each label with
+    no (0) or yes (1): `probs` is images × 2 × labels, everything else images × labels.
+
     An image with NaN or infinite values in it, or in its logits, has no answer: uniform `probs`, `label` −1.
 
     Attributes:
@@ -50,9 +54,9 @@ class Prediction:
         if sound is not None:
             # Put each row in its image's place, by index: a GPU would wait for the length of a mask.
             row = (sound.cumsum(0) - 1).clamp_min(0)
-            known, label, probs = sound & known[row], label[row], probs[row]
+            known, label, probs = _like(sound, known) & known[row], label[row], probs[row]
             inner = None if inner is None else inner[row]
-        probs = torch.where(known[:, None], probs, 1 / probs.shape[1])
+        probs = torch.where(known.unsqueeze(1), probs, 1 / probs.shape[1])
         entropy = entropy_of(probs)
         mutual = torch.zeros_like(entropy) if inner is None else (entropy - inner).clamp_min(0).where(known, 0)
         return Prediction(probs, label.where(known, -1), entropy, mutual)
@@ -60,9 +64,9 @@ class Prediction:
     @staticmethod
     def unknown(images: int, like: Tensor) -> "Prediction":
         """Return the answer for images without one, with the classes and dtype of other probabilities."""
-        probs = torch.full((images, like.shape[1]), 1 / like.shape[1], dtype=like.dtype, device=like.device)
-        label = torch.full((images,), -1, device=like.device)
-        return Prediction(probs, label, entropy_of(probs), probs.new_zeros(images))
+        probs = like.new_full((images, *like.shape[1:]), 1 / like.shape[1])
+        entropy = entropy_of(probs)
+        return Prediction(probs, torch.full_like(entropy, -1, dtype=torch.long), entropy, torch.zeros_like(entropy))
 
     @staticmethod
     def cat(parts: Iterable["Prediction"]) -> "Prediction":
@@ -82,7 +86,7 @@ class Prediction:
         return Prediction(*(getattr(self, f.name).cpu() for f in fields(self)))
 
     def certain(self, threshold: float | None = None, *, risk: float | None = None) -> Tensor:
-        """Return which images have an answer that is sure enough.
+        """Return which images (pixels, labels) have an answer that is sure enough.
 
         With `risk`, as many of the surest as can be answered so that their expected error, the mean of 1 − confidence
         over them, is at most that. It uses no labels, and is as honest as the probabilities are calibrated: an
@@ -114,10 +118,15 @@ class Prediction:
 
 def _refused(confidence: Tensor, risk: float) -> Tensor:
     """Return the largest confidence with which an answer would raise the expected error above `risk`; −1 if none."""
-    surest = confidence.double().sort(descending=True).values
+    surest = confidence.flatten().double().sort(descending=True).values
     expected = (1 - surest).cumsum(0) / torch.arange(1, len(surest) + 1, device=surest.device)
     # No count leaves the device: a GPU would wait. Without an image there is no maximum, hence the −1 in front.
     return torch.cat([surest.new_full((1,), -1.0), surest.where(expected > risk, -1)]).amax()
+
+
+def _like(sound: Tensor, known: Tensor) -> Tensor:
+    """Return a mask of images with the dimensions of a mask of pixels."""
+    return sound.view(-1, *[1] * (known.ndim - 1))
 
 
 def entropy_of(probs: Tensor) -> Tensor:
@@ -146,5 +155,5 @@ def histogram(labels: Tensor, classes: int) -> Tensor:
 
     `bincount` would wait for the GPU to find the largest label.
     """
-    counts = torch.zeros(classes + 1, device=labels.device)
+    counts, labels = torch.zeros(classes + 1, device=labels.device), labels.flatten()
     return counts.index_add_(0, labels + 1, torch.ones_like(labels, dtype=counts.dtype))[1:]

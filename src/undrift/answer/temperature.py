@@ -15,6 +15,7 @@ from undrift.answer.forward import finite_batches, forward, unwrapped
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
+from undrift.posterior.outputs import per_image
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import one_pass
 
@@ -60,7 +61,7 @@ def temperature(
                     f"the augmentation made {len(changed)} images of {len(images)}; needed: a copy of each. Let "
                     "augment= return as many as it gets, in order."
                 )
-            clean, augmented = forward(model, images), forward(model, changed)
+            clean, augmented = per_image(forward(model, images), "temperature"), forward(model, changed)
             # A network may overflow on a finite image, and one such row would spoil the mean.
             answered = (clean.softmax(1) + augmented.softmax(1)).isfinite().all(1)
             logits.append(clean[answered])

@@ -6,6 +6,7 @@ answers over safe views makes them better; over unsafe ones it ruins them.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,30 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 
-View = Callable[[Tensor], Tensor]
-
 AUTO = "auto"
 SURE = 0.5  # the part of the images that is looked at: those that a network is surest of
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
 LEAST = 64  # images that are looked at before a view is called safe
+
+
+@dataclass(frozen=True)
+class ReversibleView:
+    """A view of images, and the way back for a map of their pixels."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the images seen so."""
+        return self.there(images)
+
+    def answer(self, logits: Tensor) -> Tensor:
+        """Return logits of the view in the images' own places; one row per image has none."""
+        return logits if logits.ndim < 4 else self.back(logits)
+
+    def then(self, other: "ReversibleView") -> "ReversibleView":
+        """Return this view, seen through another one."""
+        return ReversibleView(lambda x: other.there(self.there(x)), lambda y: self.back(other.back(y)))
 
 
 def mirror(images: Tensor) -> Tensor:
@@ -34,13 +53,14 @@ def shift(images: Tensor, down: int, right: int) -> Tensor:
     return wide[..., rows - down : rows - down + height, columns - right : columns - right + width]
 
 
-def nudged(images: Tensor) -> Tensor:
-    """Return the images moved by a sixteenth of their size, down and to the right."""
+def nudged(images: Tensor, way: int = 1) -> Tensor:
+    """Return the images moved by a sixteenth of their size, down and to the right; `way` −1 moves them back."""
     height, width = images.shape[-2:]
-    return shift(images, max(1, height // 16), max(1, width // 16))
+    return shift(images, way * max(1, height // 16), way * max(1, width // 16))
 
 
-VIEWS: dict[str, View] = {"mirror": mirror, "shift": nudged}
+SAME = ReversibleView(lambda images: images, lambda logits: logits)
+VIEWS = {"mirror": ReversibleView(mirror, mirror), "shift": ReversibleView(nudged, lambda logits: nudged(logits, -1))}
 """Views by name."""
 
 
@@ -56,17 +76,16 @@ def chosen(names: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def combined(names: Sequence[str]) -> list[View]:
+def combined(names: Sequence[str]) -> list[ReversibleView]:
     """Return every combination of the views, the image itself first: mirror and shift make four.
 
     Examples:
         >>> len(combined(("mirror", "shift"))), len(combined(()))
         (4, 1)
     """
-    views: list[View] = [lambda images: images]
+    views = [SAME]
     for name in names:
-        view = VIEWS[name]
-        views += [lambda images, first=first, view=view: view(first(images)) for first in views]  # type: ignore[misc]
+        views += [first.then(VIEWS[name]) for first in views]
     return views
 
 
@@ -75,7 +94,7 @@ class SafeViews:
 
     The rule: of the half of the images whose answer is surest, 70 % must keep their label under the view, and of the
     half whose view's answer is surest, 70 % must have it on the image too; at least 64 images are looked at. A network
-    that is unsure of everything passes no view.
+    that is unsure of everything passes no view. An image with a class per pixel counts by its means over pixels.
 
     Attributes:
         passed: for each view whether it passed; None while too few images were seen.
@@ -88,8 +107,8 @@ class SafeViews:
     def look(self, logits: Tensor, view: str, logits_of_view: Tensor) -> None:
         """Take in the answers to a batch and to its view."""
         p, q = logits.float().softmax(1), logits_of_view.float().softmax(1)
-        same = (p.argmax(1) == q.argmax(1)).float()
-        self._found[view].append(torch.stack([p.amax(1), q.amax(1), same], 1).detach().cpu())
+        columns = p.amax(1), q.amax(1), (p.argmax(1) == q.argmax(1)).float()
+        self._found[view].append(torch.stack([c.reshape(len(c), -1).mean(1) for c in columns], 1).detach().cpu())
 
     @property
     def seen(self) -> int:
@@ -149,10 +168,10 @@ class ViewsInUse:
         with torch.no_grad():
             logits = ask(images)
             for name in self._test.names:
-                self._test.look(logits, name, ask(VIEWS[name](images)))
+                self._test.look(logits, name, VIEWS[name].answer(ask(VIEWS[name](images))))
         self._names = self._test.passed
 
-    def of(self, images: Tensor) -> list[View]:
+    def of(self, images: Tensor) -> list[ReversibleView]:
         """Return the views of a batch, the images themselves first; only images have any."""
         return combined(self.names if images.ndim == 4 else ())
 

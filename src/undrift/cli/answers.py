@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from undrift._errors import OptionError, UndriftError
 from undrift.cli.class_names import class_name
+from undrift.posterior.outputs import per_image
 from undrift.system.atomic import writing
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def rows_of(
     names: Sequence[str], prediction: "Prediction", classes: tuple[str, ...] | None, abstain_below: float | None
 ) -> list[Row]:
     """Return one row per image; the label is "abstain" below the threshold and empty without a finite answer."""
+    per_image(prediction.probs, "a table of answers")
     found = prediction.cpu()
     numbers = (found.label.tolist(), found.probs.amax(1).tolist(), found.entropy.tolist(), found.mutual_info.tolist())
     rows = []

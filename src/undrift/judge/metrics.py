@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
-from undrift.judge import selective
+from undrift.judge import maps, selective
 
 BINS = 15
 _ROUNDED = 0.02  # how far bfloat16 rounding takes the sum of a row from 1
@@ -19,7 +19,9 @@ class Scores:
     """The scores of one set of predictions, the number of images, and how many of them got no answer.
 
     An image without an answer (NaN in it, or in its logits) counts as wrong, with uniform probabilities. `aurc` and
-    `augrc` are the areas under the risk–coverage curves; a report that was saved without them has None.
+    `augrc` are the areas under the risk–coverage curves; a report that was saved without them has None. Where a network
+    answers each pixel, or each label, these are what is counted, up to 4,096 of each image, and `miou` is the mean
+    intersection over union of all pixels.
     """
 
     count: int
@@ -30,6 +32,7 @@ class Scores:
     unanswered: int = 0
     aurc: float | None = None
     augrc: float | None = None
+    miou: float | None = None
 
     @property
     def error(self) -> float:
@@ -57,9 +60,20 @@ class Tally:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
+        self._overlap: maps.Overlap | None = None
 
     def add(self, probs: Tensor, labels: Tensor, answers: Tensor | None = None) -> None:
-        """Take in one batch: probabilities (batch × classes), true classes, and what was answered (−1: nothing)."""
+        """Take in one batch: probabilities (batch × classes), true classes, and what was answered (−1: nothing).
+
+        Of a network that answers each pixel: batch × classes × height × width, and batch × height × width.
+        """
+        if probs.ndim > 2:
+            answers = probs.argmax(1) if answers is None else answers
+            some = maps.positions(probs, labels, answers)
+            if probs.ndim > 3:
+                self._overlap = self._overlap or maps.Overlap(probs.shape[1])
+                self._overlap.add(answers, labels)
+            probs, labels, answers = some
         check(probs, labels)
         p, labels = probs.detach().double().cpu(), labels.detach().long().cpu()
         _refuse_logits(p)
@@ -89,7 +103,8 @@ class Tally:
         kept = self._all()
         _, accuracy, nll, brier, _ = kept.mean(1).tolist()
         areas = selective.aurc(kept[0], kept[1]), selective.augrc(kept[0], kept[1])
-        return Scores(kept.shape[1], accuracy, nll, brier, self.reliability().ece, int(kept[4].sum()), *areas)
+        miou = None if self._overlap is None else self._overlap.mean()
+        return Scores(kept.shape[1], accuracy, nll, brier, self.reliability().ece, int(kept[4].sum()), *areas, miou)
 
     def risks(self) -> tuple[float, ...]:
         """Return the risk–coverage curve: the share of wrong answers among the surest 2 %, 4 %, …, 100 %."""

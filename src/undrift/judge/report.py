@@ -75,7 +75,7 @@ class Report:
         """The numbers that tables are made of; means over domains or tasks, each counting once, whatever its size."""
         target = self.of("target")
         out = {name: _mean(target, name) for name in ("error", "nll", "brier", "ece")}
-        out |= {name: _mean(target, name) for name in ("aurc", "augrc") if _has(target, name)}
+        out |= {name: _mean(target, name) for name in ("aurc", "augrc", "miou") if _has(target, name)}
         if self.setting == "generalized":
             source, both = _mean(self.of("source"), "accuracy"), [self.harmonic(t) for t in self.tasks]
             out |= {"source_accuracy": source, "target_accuracy": 1 - out["error"]}
@@ -170,7 +170,10 @@ def _by_domain(report: Report) -> str:
     if source:
         rules.append(len(rows))
         rows += [_row(f"{r.domain}, {when}", r.scores) for when, r in source]
-    text = table(("domain", "images", "error %", "NLL", "Brier", "ECE %", AURC), rows, rules)
+    header = ["domain", "images", "error %", "NLL", "Brier", "ECE %", AURC]
+    if "miou" in summary:
+        header[1], header[7:] = "pixels", ["mIoU %"]
+    text = table(header, rows, rules)
     if "forgetting" in summary:
         change = 100 * summary["forgetting"]
         text += f"\nforgetting: {change:+.2f} points of error on the source domain after the stream"
@@ -203,7 +206,8 @@ def _row(name: str, scores: Scores) -> list[str]:
 
 
 def _rest(values: Mapping[str, Any]) -> list[str]:
-    return [f"{values['nll']:.3f}", f"{values['brier']:.3f}", _percent(values["ece"]), _percent(values.get("aurc"))]
+    rest = [f"{values['nll']:.3f}", f"{values['brier']:.3f}", _percent(values["ece"]), _percent(values.get("aurc"))]
+    return rest if values.get("miou") is None else [*rest, _percent(values["miou"])]
 
 
 def _percent(value: float | None) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, UndriftWarning
+from undrift.posterior.outputs import rows
 
 FALL = 0.5
 """Diversity below this share of the source network's is far below.
@@ -29,6 +30,9 @@ A network that lost diversity *and* confidence has not collapsed onto one answer
 
 ALWAYS_SURE = 0.05
 """Mean entropy over ln(classes) that always counts as sure: half of a sure source's entropy is hard to reach."""
+
+POSITIONS = 64
+"""Pixels (or labels) of an image that a survey looks at, evenly spread, where a network answers each."""
 
 _AT_ONCE = 2**22
 """Logits that a survey collects on the device before it copies them: 16 MB."""
@@ -182,12 +186,22 @@ def _on_cpu(
     """
     waiting: list[tuple[Tensor, Tensor]] = []
     for places, images in batches:
-        waiting.append((places, forward(images)))
+        waiting.append(_by_position(places, forward(images)))
         if sum(output.numel() for _, output in waiting) >= _AT_ONCE:
             yield _moved(waiting)
             waiting = []
     if waiting:
         yield _moved(waiting)
+
+
+def _by_position(places: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a row per image, or for some of its pixels or labels, each with an index of its own."""
+    if output.ndim == 2:
+        return places, output
+    some = output.flatten(2)
+    some = some[..., :: -(-some.shape[2] // POSITIONS)]
+    count = some.shape[2]
+    return (places[:, None] * count + torch.arange(count)).flatten(), rows(some)
 
 
 def _moved(waiting: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

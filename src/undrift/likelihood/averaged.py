@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift._types import named_learnables
+from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step
@@ -66,7 +67,8 @@ def with_weights(model: Perturbed, weights: Mapping[str, Tensor], images: Tensor
     """Return the logits of the mean network with other weights, normalised as in a step."""
     with beside_a_step(model, noisy=False):
         try:
-            return logits_of(torch.func.functional_call(model, dict(weights), (images,)))
+            output = torch.func.functional_call(model, dict(weights), (images,))
+            return at_size_of(images, logits_of(output, model.options.outputs))
         except BaseException:
             # An error or Ctrl-C inside a norm layer: give its flags back before eval mode ends.
             for policy in model.norms:

@@ -38,6 +38,11 @@ class Consistency:
         self.weight = weight
         self.base = None if base is None else as_likelihood(base)
 
+    @property
+    def per_position(self) -> bool:
+        """Whether it takes a class per pixel: as the base does."""
+        return self.base is None or getattr(self.base, "per_position", False)
+
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         """Return the loss of one batch."""
         loss = self.weight * symmetric_cross_entropy(logits, step.mean_logits())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError
 from undrift._types import Batches
+from undrift.likelihood.wrap import check_positions
 from undrift.options import _suggest
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
@@ -101,7 +102,8 @@ def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, 
     domain = (images for _, images in batches())
     with evaluating(model), fitting_mean(model, domain), watching(model.net, name) as seen:
         for indices, images in batches():
-            logits = logits_of(model(to_device(images, model)))
+            logits = logits_of(model(to_device(images, model)), model.options.outputs)
+            check_positions(None, logits)
             parts.append((indices.cpu(), latest(seen, name), logits.softmax(1)))
     if not parts:
         raise DataError("the domain has no batch; a likelihood that looks at it needs at least one image. Check it.")

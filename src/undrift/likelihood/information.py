@@ -7,6 +7,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
+from undrift.posterior.outputs import rows
 
 
 class Information:
@@ -31,6 +32,7 @@ class Information:
     """
 
     recordable = True
+    per_position = True
 
     def __init__(self, class_prior: Sequence[float] | Tensor | None = None, epsilon: float = 1e-5) -> None:
         if not 0 <= epsilon < 1:
@@ -40,7 +42,7 @@ class Information:
 
     def __call__(self, logits: Tensor, step: Step | None = None) -> Tensor:  # noqa: ARG002
         """Return the loss of one batch."""
-        probs = logits.softmax(dim=1)
+        probs = rows(logits).softmax(dim=1)
         return self._entropy(probs).mean() + self.imbalance(probs.mean(dim=0))
 
     def imbalance(self, mean: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.answer.views import AUTO, View, ViewsInUse
+from undrift.answer.views import AUTO, ReversibleView, ViewsInUse
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import corrected_prior
 from undrift.posterior.perturbed import Perturbed
@@ -38,6 +38,7 @@ class Teacher:
         seed: of the choice of v'; without it torch's global generator gives one.
     """
 
+    per_position = True
     answers_alone = True  # whatever a pass says, the answer is that of `_ask`
 
     def __init__(
@@ -77,23 +78,24 @@ class Teacher:
         loss = _to(self._target, logits)
         if self.other:
             side = sides[int(torch.randint(len(sides) - 1, (), generator=self._random)) + 1 if len(sides) > 1 else 0]
-            loss = 0.5 * (loss + _to(self._target, step.drawn_logits(side(step.images))))
+            loss = 0.5 * (loss + _to(self._target, side.answer(step.drawn_logits(side(step.images)))))
         return loss
 
     @torch.no_grad()
-    def _ask(self, sides: list[View], step: Step) -> None:
+    def _ask(self, sides: list[ReversibleView], step: Step) -> None:
         """Find the target and the answer of a step."""
         self._step, self._images = step, len(step.images)
         self.teacher.start(step.model)
-        told = (self.teacher.logits(step.model, side(step.images)) for side in sides)
+        told = (side.answer(self.teacher.logits(step.model, side(step.images))) for side in sides)
         self._target = _mean_softmax(told, len(sides))
         answer = self._target
         if self.share:
             own = sides[:2]
-            mean = _mean_softmax((step.mean_logits(side(step.images)) for side in own), len(own))
+            mean = _mean_softmax((side.answer(step.mean_logits(side(step.images))) for side in own), len(own))
             answer = torch.lerp(answer, mean, self.share)
         logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
-        self._answer = logits + corrected_prior(logits).log()
+        # The prior is that of images: pixels and labels are truly of unequal classes.
+        self._answer = logits + corrected_prior(logits).log() if logits.ndim == 2 else logits
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""

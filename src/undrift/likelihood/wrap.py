@@ -14,6 +14,8 @@ from undrift._types import Likelihood, Step
 class OfLogits:
     """A loss of the logits alone."""
 
+    per_position = True  # with a class per pixel, the callable gets batch × classes × height × width
+
     def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
         self.loss = loss
 
@@ -52,6 +54,19 @@ def as_likelihood(loss: Callable[..., Any]) -> Likelihood:
             "Fix the others first, with functools.partial."
         )
     return loss if required == 2 or "step" in names else OfLogits(loss)
+
+
+def check_positions(likelihood: object, logits: Tensor) -> None:
+    """Raise if a likelihood of whole images meets a class per pixel, or any number of labels."""
+    if logits.ndim == 2 or getattr(likelihood, "per_position", False):
+        return
+    what = "any number of labels per image" if logits.ndim == 3 else "a class per pixel"
+    name = "a likelihood that looks at features" if likelihood is None else getattr(likelihood, "__name__", likelihood)
+    raise OptionError(
+        f"the network gives {what} (logits of shape {tuple(logits.shape)}), and {name} asks for one class per image. "
+        "Take entropy, Information, Consistency or Teacher (the methods tent and vmp; undrift in a stream), or say "
+        "`per_position = True` of a likelihood of your own that can."
+    )
 
 
 def one_number(loss: object) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from undrift.loop.gather import SIZES
+from undrift.posterior.outputs import per_image
 
 OLDEST = 16  # times the room of a memory: images that came longer ago are forgotten, outliers among them
 
@@ -56,6 +57,7 @@ class BalancedMemory:
 
     def added(self, images: Tensor, classes: Tensor) -> "BalancedMemory":
         """Return the memory with these images added; images without an answer (class −1) are left out."""
+        per_image(classes[:, None], "balanced=True")
         found = classes.tolist()
         known = [place for place, its in enumerate(found) if its >= 0]
         if not known:

@@ -12,6 +12,7 @@ from undrift.answer.forward import forward
 from undrift.answer.prediction import mean_softmax
 from undrift.answer.views import ViewsInUse
 from undrift.likelihood import one_number
+from undrift.likelihood.wrap import check_positions
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing
@@ -104,6 +105,7 @@ class Gradient:
                     with beside_a_step(model, noisy) if draw or climbed else drawing(key, noisy):
                         logits = forward(model, images)
                     key.training = False
+                    check_positions(self.likelihood, logits)
                     loss = self.likelihood(logits, step)
                     if loss is not None:
                         asked, loss = True, one_number(loss) / draws
@@ -137,7 +139,7 @@ class Gradient:
         if not others:
             return []
         with beside_a_step(self.model, noisy):
-            return [self._answer(forward(self.model, view(images))) for view in others]
+            return [self._answer(view.answer(forward(self.model, view(images)))) for view in others]
 
     def _penalties(self, size: int | Tensor) -> Tensor:
         """Add the gradients of the KL and of the keepers' penalties, and return the KL."""

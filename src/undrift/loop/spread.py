@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from undrift.answer.prediction import Prediction, entropy_of, histogram
+from undrift.posterior.outputs import rows
 
 
 def spread_of_logits(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of the predictions, and the entropy of their mean over ln(classes)."""
-    log_p = logits.log_softmax(1)
+    log_p = rows(logits).log_softmax(1)
     p = log_p.exp()
     balance = torch.special.entr(p.mean(0)).sum() / math.log(logits.shape[1])
     return -(p * log_p).sum(1).mean(), balance

@@ -87,7 +87,7 @@ class Surveys:
                     given = to_device(images, self.model)
                     answers = forward(self.model, given)
                     for name, view in VIEWS.items():
-                        test.look(answers, name, forward(self.model, view(given)))
+                        test.look(answers, name, view.answer(forward(self.model, view(given))))
         self.views = test.passed or ()
         self.model.options = self.model.options.replace(answer_views=self.views)
 

@@ -1,30 +1,45 @@
-"""Extract logits from what networks return: a tensor, a tuple, a dict, an object with `.logits`."""
+"""Extract logits from what networks return: a tensor, a tuple, a dict, an object with `.logits`.
+
+Classes are always dimension 1, and every position behind it has a softmax of its own:
+
+    batch × classes                            one class per image
+    batch × classes × height × width           one class per pixel (volumes have one more dimension)
+    batch × 2 × labels                         any number of labels per image: no and yes of each
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OutputError
 from undrift.kernels.reference import wide
+from undrift.options import Outputs
 
-_NEEDED = "undrift needs a classifier's logits, batch × classes, one class an image"
+_NEEDED = "undrift needs logits, batch × classes, or batch × classes × height × width for a class per pixel"
+_NAMES = ("logits", "out")  # Hugging Face's and torchvision's
 
 
-def logits(output: Any) -> Tensor:
-    """Return the logits, batch × classes, in float32 or better, from whatever a classifier returned.
+def logits(output: Any, kind: Outputs = "softmax") -> Tensor:
+    """Return the logits, batch × classes (× height × width), in float32 or better, from whatever a network returned.
 
-    A tensor is used as it is, of an object or a dict its `logits`, of a tuple or list its first entry. Multi-label
-    logits cannot be told from others: do not adapt such a network with these likelihoods, which all apply one softmax.
+    A tensor is used as it is, of an object or a dict its `logits` (or "out"), of a tuple or list its first entry.
+
+    Args:
+        kind: "softmax" for one class per image or pixel; "sigmoid" for any number of labels per image, one logit
+            each. The logit z of a label becomes the two (0, z), whose softmax is sigmoid(z).
 
     Examples:
-        >>> import torch
-        >>> logits({"logits": torch.zeros(4, 10)}).shape
-        torch.Size([4, 10])
+        >>> logits({"logits": torch.zeros(4, 10)}).shape, logits({"out": torch.zeros(4, 21, 8, 8)}).shape
+        (torch.Size([4, 10]), torch.Size([4, 21, 8, 8]))
+        >>> logits(torch.zeros(4, 10), "sigmoid").shape
+        torch.Size([4, 2, 10])
     """
     found = output
     if isinstance(output, Mapping):
-        found = output.get("logits")
+        found = next((output[name] for name in _NAMES if output.get(name) is not None), None)
         if found is None:
             raise OutputError(
                 f"the network returned a dict with {', '.join(map(repr, output)) or 'no entries'}; {_NEEDED}, under "
@@ -42,23 +57,63 @@ def logits(output: Any) -> Tensor:
             f"the network returned {found.dtype} values of shape {tuple(found.shape)}; {_NEEDED}, in floats. "
             "Return the scores before the arg max."
         )
-    if found.ndim != 2 or found.shape[1] < 2:
+    if kind == "sigmoid":
+        return _no_and_yes(found).to(wide(found.dtype))
+    if found.ndim not in (2, 4, 5) or found.shape[1] < 2 or (found.ndim > 2 and found[0, 0].numel() == 1):
         raise OutputError(
             f"the network returned a tensor of shape {tuple(found.shape)}{_what(found)}; {_NEEDED} (at least two). "
-            + (_HINTS.get(found.ndim) or "Pool the map to one row per image, or adapt a classifier.")
+            + _HINTS.get(found.ndim, "Flatten the map of one pixel: logits.flatten(1).")
         )
     return found.to(wide(found.dtype))
 
 
+def at_size_of(images: Tensor, found: Tensor) -> Tensor:
+    """Return the logits of pixels at the images' size; a network may return a smaller map, as SegFormer does."""
+    if found.ndim not in (4, 5) or images.ndim != found.ndim or images.shape[2:] == found.shape[2:]:
+        return found
+    mode = "bilinear" if found.ndim == 4 else "trilinear"
+    return F.interpolate(found, images.shape[2:], mode=mode, align_corners=False)
+
+
+def rows(found: Tensor) -> Tensor:
+    """Return one row of classes per image, per pixel or per label, for losses over a batch of softmaxes.
+
+    Examples:
+        >>> rows(torch.zeros(4, 21, 8, 8)).shape
+        torch.Size([256, 21])
+    """
+    return found if found.ndim == 2 else found.movedim(1, -1).flatten(0, -2)
+
+
+def per_image(found: Tensor, asking: str) -> Tensor:
+    """Return the logits where they are one row per image; raise with what asks for that where they are not."""
+    if found.ndim == 2:
+        return found
+    raise OutputError(
+        f"the network answers each {'label' if found.ndim == 3 else 'pixel'} (logits of shape {tuple(found.shape)}), "
+        f"and {asking} needs one class per image. Leave it out."
+    )
+
+
+def _no_and_yes(found: Tensor) -> Tensor:
+    if found.ndim != 2:
+        raise OutputError(
+            f"the network returned a tensor of shape {tuple(found.shape)}; with sigmoid outputs undrift needs batch × "
+            'labels, one logit each. Return that, or leave outputs="sigmoid" out.'
+        )
+    return torch.stack([torch.zeros_like(found), found], dim=1)
+
+
 _HINTS = {
     1: "Give images with their batch dimension: images[None].",
-    2: "Two classes need two logits: stack (0, z) for a sigmoid's z.",
+    2: 'Two classes need two logits: stack (0, z) for a sigmoid\'s z, or perturb with outputs="sigmoid".',
+    3: "Pool tokens to one row per image, or return batch × classes × height × width.",
 }
 
 
 def _what(found: Tensor) -> str:
     if found.ndim > 2:
-        return " (a dense map)"
+        return " (a map)"
     return " (a regression or one sigmoid)" if found.ndim == 2 else ""
 
 

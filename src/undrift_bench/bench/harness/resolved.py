@@ -22,7 +22,14 @@ IDLE: dict[Loop, tuple[str, ...]] = {
         *("answer", "climb", "stream_lr_images"),
     ),
 }
-OFF = ("stream_lr_images", "weights_lr", "answer_views")  # without an effect unless they are set
+# Options that came later, with the value at which runs are what they were before.
+OFF: dict[str, object] = {
+    "stream_lr_images": None,
+    "weights_lr": None,
+    "answer_views": (),
+    "kl_mean": "gradient",
+    "outputs": "softmax",
+}
 LATER = dict.fromkeys(("Nrc", "Aad", "Gsfda"), ("statistics_first",))  # of parts that were there before
 AVERAGED = ("moving", "train")  # statistics that have a momentum
 MOMENTUM = ("norm_momentum", "stream_norm_momentum")
@@ -61,8 +68,7 @@ def effective(options: Options, loop: Loop) -> dict[str, Any]:
     """Return the options that this loop looks at, with these very options."""
     idle = {*IDLE[loop], *(() if options.norm_statistics in AVERAGED else MOMENTUM)}
     idle |= set() if options.layers else set(NOISE)
-    idle |= {name for name in OFF if not getattr(options, name)}
-    idle |= {"kl_mean"} if options.kl_mean == "gradient" else set()
+    idle |= {name for name, off in OFF.items() if getattr(options, name) == off}
     return {key: value for key, value in options.as_dict().items() if key not in idle}
 
 

@@ -1,0 +1,207 @@
+"""Networks that answer each pixel, or any number of labels per image: the same verbs, one answer per position."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift
+
+CLASSES = 3
+
+
+class Segmenter(nn.Module):
+    """A small network with a class per pixel; `stride` makes its map smaller, `wrap` is how it returns it."""
+
+    def __init__(
+        self, stride: int = 1, wrap: Callable[[Tensor], Any] = lambda logits: logits, norm: bool = True
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 8, 3, stride, 1)
+        self.norm = nn.BatchNorm2d(8) if norm else nn.GroupNorm(2, 8)
+        self.head = nn.Conv2d(8, CLASSES, 1)
+        self.wrap = wrap
+
+    def forward(self, images: Tensor) -> Any:
+        return self.wrap(self.head(self.norm(self.stem(images)).relu()))
+
+
+def images(count: int = 4, side: int = 16, seed: int = 0) -> Tensor:
+    return torch.rand(count, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: {"out": x, "aux": 2 * x}, lambda x: (x,)])
+def test_each_pixel_has_an_answer(wrap: Callable[[Tensor], Any]) -> None:
+    model = undrift.perturb(Segmenter(wrap=wrap), init_fraction=0.1)
+    p = undrift.predict(model, images(), samples=4, generator=0)
+    assert p.probs.shape == (4, CLASSES, 16, 16)
+    assert p.label.shape == p.entropy.shape == p.mutual_info.shape == (4, 16, 16)
+    assert torch.allclose(p.probs.sum(1), torch.ones(4, 16, 16))
+    assert bool((p.mutual_info > 0).any())
+    assert p.certain(0.5).shape == (4, 16, 16)
+    assert len(p) == 4
+
+
+def test_a_smaller_map_is_brought_to_the_images_size() -> None:
+    net = Segmenter(stride=4).eval()
+    p = undrift.predict(net, images())
+    expected = nn.functional.interpolate(net(images()), (16, 16), mode="bilinear").softmax(1)
+    assert torch.equal(p.probs, expected)
+
+
+def test_an_image_with_nan_has_no_answer_and_the_others_theirs() -> None:
+    net, bad = Segmenter().eval(), images()
+    bad[1, 0, 3, 3] = math.nan
+    p, whole = undrift.predict(net, bad), undrift.predict(net, images())
+    assert bool((p.label[1] == -1).all())
+    assert torch.allclose(p.probs[1], torch.full((CLASSES, 16, 16), 1 / CLASSES))
+    assert torch.equal(p.probs[[0, 2, 3]], whole.probs[[0, 2, 3]])
+
+
+def test_views_come_back_to_the_pixels_they_came_from() -> None:
+    # A network that looks at one pixel at a time commutes with mirroring: the mean over both views is its own answer.
+    net = nn.Sequential(nn.Conv2d(3, CLASSES, 1)).eval()
+    assert torch.allclose(undrift.predict(net, images(), views="mirror").probs, undrift.predict(net, images()).probs)
+    shifted = undrift.predict(net, images(), views="shift").probs
+    assert torch.allclose(shifted[..., 1:-1, 1:-1], undrift.predict(net, images()).probs[..., 1:-1, 1:-1], atol=1e-6)
+
+
+def test_tiles_answer_as_the_whole_image_does_where_the_network_is_local() -> None:
+    net = nn.Sequential(nn.Conv2d(3, CLASSES, 1)).eval()
+    big = images(side=37)
+    p, whole = undrift.predict(net, big, tile=16), undrift.predict(net, big)
+    assert torch.allclose(p.probs, whole.probs, atol=1e-6)
+    assert torch.equal(p.label, whole.label)
+    model = undrift.perturb(net, init_fraction=0.1)
+    assert bool((undrift.predict(model, big, samples=3, tile=16).mutual_info > 0).any())
+
+
+def test_tiles_bound_what_the_network_sees() -> None:
+    seen = []
+    net = nn.Sequential(nn.Conv2d(3, CLASSES, 3, padding=1)).eval()
+    net.register_forward_hook(lambda module, given, out: seen.append(out.shape[-2:]))
+    undrift.predict(net, images(side=40), tile=16)
+    assert set(seen) == {(16, 16)}
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("likelihood", [undrift.entropy, undrift.Information(), undrift.Consistency(1.0)])
+def test_adapt_moves_a_network_with_a_class_per_pixel(likelihood: Any, norm: bool) -> None:
+    model = undrift.perturb(Segmenter(norm=norm), init_fraction=0.1)
+    before = model.net.norm.weight.detach().clone()  # type: ignore[union-attr]
+    history = undrift.adapt(model, images(8), likelihood, epochs=2, batch_size=4)
+    assert len(history.steps) == 4
+    assert not torch.equal(before, model.net.norm.weight)  # type: ignore[arg-type, union-attr]
+    assert history.verdict is not None
+
+
+def test_information_of_pixels_is_that_of_as_many_rows() -> None:
+    logits = torch.randn(2, CLASSES, 4, 5, generator=torch.Generator().manual_seed(0))
+    rows = logits.permute(0, 2, 3, 1).reshape(-1, CLASSES)
+    for ask in (undrift.entropy, undrift.Information()):
+        assert torch.allclose(ask(logits), ask(rows))  # type: ignore[operator]
+
+
+def test_the_default_stream_answers_each_pixel() -> None:
+    net = Segmenter(stride=2, wrap=lambda x: {"out": x})
+    stream = undrift.stream(net, [images(seed=s) for s in range(3)], generator=torch.Generator().manual_seed(0))
+    answers = [p.label.shape for p in stream]
+    assert answers == [(4, 16, 16)] * 3
+    assert stream.report.steps == 3
+    assert 0 <= stream.latest["balance"] <= 1
+
+
+@pytest.mark.parametrize("method", ["tent", "cotta", "vmp", "undrift-light", "norm-stats"])
+def test_streams_of_named_methods_answer_each_pixel(method: str) -> None:
+    stream = undrift.stream(Segmenter(stride=2), [images(seed=s) for s in range(2)], method=method)
+    assert [p.label.shape for p in stream] == [(4, 16, 16)] * 2
+    assert stream.report.steps == (0 if method == "norm-stats" else 2)
+
+
+@pytest.mark.parametrize("method", ["shot", "nrc"])
+def test_methods_of_whole_images_refuse_pixels(method: str) -> None:
+    with pytest.raises(undrift.OptionError, match="a class per pixel"):
+        undrift.adapt(Segmenter(), images(8), method=method, features="stem", batch_size=4)
+    with pytest.raises(undrift.OptionError, match="a class per pixel"):
+        next(undrift.stream(Segmenter(), [images()], method="roid"))
+
+
+def test_fast_answers_and_temperature_are_of_whole_images() -> None:
+    model = undrift.perturb(Segmenter())
+    with pytest.raises(undrift.OutputError, match="each pixel"):
+        undrift.predict(model, images(), mode="fast")
+    with pytest.raises(undrift.OutputError, match="each pixel"):
+        undrift.temperature(model, images())
+
+
+def test_scores_count_pixels_and_leave_void_out() -> None:
+    net = nn.Sequential(nn.Conv2d(3, CLASSES, 1)).eval()
+    truth = undrift.predict(net, images()).label
+    report = undrift.evaluate(net, [(images(), truth)])
+    assert report.results[0].scores.accuracy == 1 == report.results[0].scores.miou
+    assert "mIoU" in str(report)
+    wrong = torch.where(truth == 0, 1, truth)
+    wrong[0] = 255
+    scores = undrift.evaluate(net, [(images(), wrong)]).results[0].scores
+    told, known = truth[1:], wrong[1:]
+    ious = [((told == c) & (known == c)).sum() / ((told == c) | (known == c)).sum() for c in told.unique().tolist()]
+    assert scores.miou == pytest.approx(float(torch.stack(ious).mean()), abs=1e-6)
+    assert scores.count == known.numel()
+    assert scores.accuracy == pytest.approx(float((told == known).float().mean()))
+
+
+def test_labels_of_another_size_are_named() -> None:
+    with pytest.raises(undrift.DataError, match="one per position"):
+        undrift.evaluate(Segmenter(), [(images(), torch.zeros(4, 8, 8, dtype=torch.long))])
+
+
+# Any number of labels per image ---------------------------------------------------------------------------------
+
+
+def tagger() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 5))
+
+
+def test_sigmoid_outputs_answer_each_label_with_no_and_yes() -> None:
+    net = tagger().eval()
+    model = undrift.perturb(net, outputs="sigmoid", init_fraction=0.1)
+    with model.off():
+        expected = net(images()).sigmoid()
+    p = undrift.predict(model, images(), samples=0)
+    assert p.probs.shape == (4, 2, 5)
+    with model.mean():
+        assert torch.allclose(undrift.predict(model, images(), samples=0).probs[:, 1], expected, atol=1e-5)
+    assert torch.equal(p.label, (p.probs[:, 1] > 0.5).long())
+
+
+def test_entropy_of_labels_is_the_mean_of_binary_entropies() -> None:
+    z = torch.tensor([[0.0, 2.0]])
+    p = z.sigmoid()
+    expected = -(p * p.log() + (1 - p) * (1 - p).log()).mean()
+    assert torch.allclose(undrift.entropy(torch.stack([torch.zeros_like(z), z], 1)), expected)
+
+
+def test_sigmoid_networks_stream_and_adapt_and_keep_their_option(tmp_path: Any) -> None:
+    stream = undrift.stream(tagger(), [images(seed=s) for s in range(2)], outputs="sigmoid")
+    assert [p.label.shape for p in stream] == [(4, 5)] * 2
+    undrift.save(stream.model, tmp_path / "tags.safetensors")
+    again = undrift.load(tagger(), tmp_path / "tags.safetensors")
+    assert undrift.predict(again, images()).probs.shape == (4, 2, 5)
+    model = undrift.perturb(tagger(), outputs="sigmoid")
+    undrift.adapt(model, images(8), undrift.entropy, epochs=1, batch_size=4)
+    with pytest.raises(undrift.OptionError, match="any number of labels"):
+        undrift.adapt(model, images(8), undrift.Shot(), epochs=1)
+
+
+def test_class_names_are_those_of_the_labels() -> None:
+    names = ("a", "b", "c", "d", "e")
+    model = undrift.perturb(tagger(), outputs="sigmoid", classes=names)
+    assert undrift.predict(model, images()).probs.shape == (4, 2, 5)
+    wrong = undrift.perturb(tagger(), outputs="sigmoid", classes=names[:2])
+    with pytest.raises(undrift.OutputError, match="2 class names"):
+        undrift.predict(wrong, images())
