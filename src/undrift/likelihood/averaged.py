@@ -69,8 +69,7 @@ def with_weights(model: Perturbed, weights: Mapping[str, Tensor], images: Tensor
             return logits_of(torch.func.functional_call(model, dict(weights), (images,)))
         except BaseException:
             # An error or Ctrl-C inside a norm layer: give its flags back before eval mode ends.
-            for policy in model.norms:
-                policy.settle()
+            model.settle()
             raise
 
 

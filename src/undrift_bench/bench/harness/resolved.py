@@ -63,6 +63,7 @@ def effective(options: Options, loop: Loop) -> dict[str, Any]:
     idle |= set() if options.layers else set(NOISE)
     idle |= {name for name in OFF if not getattr(options, name)}
     idle |= {"kl_mean"} if options.kl_mean == "gradient" else set()
+    idle |= set() if options.mean_rank is not None else {"mean_rank", "mean_start"}
     return {key: value for key, value in options.as_dict().items() if key not in idle}
 
 
