@@ -112,7 +112,7 @@ def seeds_of(row: MethodRow, seeds: int) -> range:
 
 
 def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> list[MethodRow]:
-    """Return the rows asked for: of a tier, by name or group, or by a method's name, with its variant or not (no control).
+    """Return the rows asked for: of a tier, by name, group or method (with its variant or not; no control).
 
     A name without a row is an error, as the call would run less than was meant.
     """
@@ -128,6 +128,6 @@ def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> 
 
 
 def _names(row: MethodRow) -> set[str]:
-    return (
-        {row.name, *filter(None, [row.group])} if row.control else {row.name, row.method, row.method.partition(":")[0]}
-    )
+    if row.control:
+        return {row.name, row.group} - {""}
+    return {row.name, row.method, row.method.partition(":")[0]}
