@@ -41,7 +41,9 @@ from torch import Tensor, nn
 import undrift
 from undrift import methods
 from undrift._types import Keeper
+from undrift.images import Preprocess
 from undrift.images.corrupt import DEVELOPMENT, corrupt
+from undrift.images.preprocess import RAW
 from undrift.judge import metrics, selective
 from undrift.posterior.prior import prior_row
 from undrift.system.atomic import write_text
@@ -124,7 +126,9 @@ def trials() -> list[Trial]:
     return found
 
 
-def run(trial: Trial, net: nn.Module, images: Tensor, labels: Tensor, device: torch.device) -> dict[str, Any]:
+def run(
+    trial: Trial, net: nn.Module, images: Tensor, labels: Tensor, preprocess: Preprocess, device: torch.device
+) -> dict[str, Any]:
     """Return the scores of a stream, the size of its file, and its seconds."""
     torch.manual_seed(trial.seed)
     count = len(labels) // len(DEVELOPMENT)
@@ -136,7 +140,7 @@ def run(trial: Trial, net: nn.Module, images: Tensor, labels: Tensor, device: to
         for _ in range(CYCLES):
             for domain in images.split(count):
                 for batch in domain.split(BATCH):
-                    yield batch.to(device).float() / 255
+                    yield preprocess.normalise(batch.to(device))
 
     begun = time.perf_counter()
     with quickly(device, device.type == "cuda"):
@@ -173,7 +177,8 @@ def worker(number: int, jobs: int, asked: argparse.Namespace, found: Any) -> Non
             if device.type == "cuda":
                 net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 by_pass(net, BATCH)
-            return run(trial, net, *held[trial.network], device)
+            preprocess = RAW if asked.tiny else zoo.preprocess(trial.network)
+            return run(trial, net, *held[trial.network], preprocess, device)
         except Exception as error:  # one trial that fails stops no other
             return {"failed": f"{type(error).__name__}: {error}"}
 
@@ -219,10 +224,10 @@ def table(result: Mapping[str, Any]) -> str:
         def mean(records: list[dict[str, Any]], what: str, times: float = 1) -> float:
             return times * statistics.fmean(record[what] for record in records)
 
-        base = mean(groups["undrift"], "error", 100) if "undrift" in groups else float("nan")
+        base = mean(groups["undrift"], "error", 100) if "undrift" in groups else None
         for trial_name, records in groups.items():
             error = mean(records, "error", 100)
-            numbers = (f"{error:.2f}", f"{error - base:+.2f}", f"{mean(records, 'nll'):.3f}")
+            numbers = (f"{error:.2f}", "–" if base is None else f"{error - base:+.2f}", f"{mean(records, 'nll'):.3f}")
             more = (f"{mean(records, 'ece', 100):.1f}", f"{mean(records, 'aurc', 100):.2f}")
             size = f"{mean(records, 'file_bytes') / 1e6:.2f} MB"
             lines.append(f"| {' | '.join((name, trial_name, *numbers, *more, size, str(len(records))))} |")

@@ -97,7 +97,7 @@ class Options(Changeable):
     frozen: tuple[str, ...] = _layers((), "name patterns of parts left as they are", main=True)
     train: tuple[str, ...] = _layers((), "name patterns of layers whose weights are trained too (the paper: none)")
     mean_rank: int | None = _layers(
-        None, "rank of the change of trained kernels; None: free, 0: they stay as they are", least=0
+        None, "rank of the change of trained kernels; None: free, 0: nothing of them moves", least=0
     )
     mean_start: Start = _layers(
         "kernel", "directions a low-rank change starts from: the kernel's singular vectors, or the first gradient's"
