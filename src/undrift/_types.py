@@ -165,4 +165,7 @@ def named_sources(model: Perturbed) -> dict[str, Tensor]:
         for name, tensor in held.away.items()
         if tensor is not None and held.layer._parameters.get(name) is not None
     }
+    for change in model.changes():
+        # Where U is 0 nothing is changed, whatever V is.
+        waiting[id(change.left)], waiting[id(change.right)] = torch.zeros_like(change.left), change.right.detach()
     return {n: waiting[id(p)] for n, p in named_learnables(model).items()}

@@ -57,7 +57,7 @@ def gaussian_kl(log_var: Tensor, log_prior: Tensor, half_weights: Tensor) -> Ten
 
 def mean_kl(mean: TrainedMean) -> Tensor:
     """Return Σ (w − w_s)² / (2 prior_var): the KL of a mean that moved."""
-    return ((mean.weight - mean.source).square() / (2 * mean.prior_var)).sum()
+    return (mean.change.square() / (2 * mean.prior_var)).sum()
 
 
 def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:

@@ -24,6 +24,7 @@ Energy = Literal["square", "offset", "centred"]
 Statistics = Literal["source", "batch", "moving", "domain", "train"]
 Reduction = Literal["bound", "mean"]
 Pull = Literal["gradient", "closed"]
+Start = Literal["kernel", "gradient"]
 Answer = Literal["samples", "before", "after"]
 Outputs = Literal["softmax", "sigmoid"]
 Optimiser = Literal["adam", "sgd"]
@@ -96,6 +97,12 @@ class Options(Changeable):
     exclude: tuple[str, ...] = _layers((), "name patterns of layers without noise", main=True)
     frozen: tuple[str, ...] = _layers((), "name patterns of parts left as they are", main=True)
     train: tuple[str, ...] = _layers((), "name patterns of layers whose weights are trained too (the paper: none)")
+    mean_rank: int | None = _layers(
+        None, "rank of the change of trained kernels; None: free, 0: nothing of them moves", least=0
+    )
+    mean_start: Start = _layers(
+        "kernel", "directions a low-rank change starts from: the kernel's singular vectors, or the first gradient's"
+    )
     types: tuple[str, ...] = _layers(TYPES, "kinds of layer to perturb: conv, conv_transpose, linear, attention")
     first: int | None = _layers(None, "perturb only the first k of these layers", least=1)
     last: int | None = _layers(None, "perturb only the last k of these layers", least=1)

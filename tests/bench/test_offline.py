@@ -18,7 +18,7 @@ from undrift_bench.bench.harness.run import run
 from undrift_bench.bench.offline.benchmark import Offline
 from undrift_bench.bench.offline.generalized import Generalized, harmonics
 from undrift_bench.bench.offline.page import Page
-from undrift_bench.bench.offline.rows import offline_rows
+from undrift_bench.bench.offline.rows import ablation_rows, offline_rows
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.offline.sets import SETS, asked, paper_row
 from undrift_bench.bench.offline.sources import Images, Sources
@@ -48,12 +48,19 @@ def test_tasks_of_office_are_the_papers_in_its_order(name):
     assert all(len(row.domains) == len(dataset.tasks) for row in dataset.published.values())
 
 
-def test_every_row_is_a_method_and_every_control_says_what_it_asks():
-    rows = offline_rows()
+@pytest.mark.parametrize("rows", [offline_rows(), ablation_rows()], ids=["tables", "ablation"])
+def test_every_row_is_a_method_and_every_control_says_what_it_asks(rows):
     assert len({row.name for row in rows}) == len(rows)
     for row in rows:
         undrift.methods.get(row.method, "adapt").build(row.settings)
         assert bool(row.why) == row.control == bool(row.settings)
+
+
+def test_an_ablation_runs_when_it_is_asked_for(tmp_path):
+    bench, request = Offline(), tiny(tmp_path, settings=("photo-sketch",))
+    asked_for = {c.row.name for c in bench.cells(replace(request, only=("ablation",)))}
+    assert asked_for == {row.name for row in ablation_rows()}
+    assert not asked_for & {c.row.name for c in bench.cells(request)}
 
 
 def test_authors_values_for_a_data_set_are_taken():

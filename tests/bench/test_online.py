@@ -3,6 +3,7 @@
 import copy
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from undrift_bench.bench.harness.networks import tiny_data
 from undrift_bench.bench.harness.run import run
 from undrift_bench.bench.online.benchmark import OnlineBenchmark
 from undrift_bench.bench.online.corrupted import Corrupted
-from undrift_bench.bench.online.rows import online_rows, variant
+from undrift_bench.bench.online.rows import ablation_rows, online_rows, variant
 from undrift_bench.bench.online.settings import CONTINUAL, SETTINGS, UP_AND_DOWN, StreamSetting, plan
 from undrift_bench.bench.online.streaming import Streaming
 
@@ -351,3 +352,13 @@ def test_rows_take_the_variant_of_their_data_set() -> None:
     assert [row.name for row in rows.values() if row.tier == "B"] == [
         *("eta", "sar", "tent-ft", "cotta", "cotta-8-views", "bacs", "ttt", "bbb")
     ]
+
+
+def test_an_ablation_changes_one_thing_and_runs_when_it_is_asked_for(tmp_path: Path) -> None:
+    rows, request = ablation_rows("cifar10"), tiny(tmp_path)
+    for row in rows:
+        undrift.methods.get(row.method, "stream").build(row.settings)
+        assert len(row.settings) == 1
+    asked_for = [cell.row for cell in bench().cells(replace(request, only=("ablation",)))]
+    assert asked_for == rows
+    assert not {row.name for row in rows} & {cell.row.name for cell in bench().cells(request)}

@@ -144,7 +144,53 @@ def test_small_batches_take_small_steps_and_weights_step_by_their_size() -> None
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(undrift.OptionError, match=r"memory=0, share=0.5: needed"):
+    with pytest.raises(undrift.OptionError, match=r"memory=0, share=0.5, replay=0: needed"):
         methods.get("undrift").build({"memory": 0})
     with pytest.raises(undrift.OptionError, match=r"'upside down' is not one of mirror, shift"):
         Teacher(views="upside down")
+
+
+def test_a_step_looks_again_at_images_that_were_sure() -> None:
+    net = Mirrored().double()
+    with torch.no_grad():
+        net.fc.weight.mul_(12)  # sure of some images, unsure of others
+    w = [p.detach().clone().requires_grad_() for p in net.parameters()]
+    first, second = (x.double() for x in batches(2, images=24))
+    model = quiet(net)
+    likelihood = Teacher(memory=10**9, views=(), other=False, replay=100)
+    list(undrift.stream(model, [first, second], likelihood))
+
+    def says(x: Tensor) -> Tensor:
+        return nn.functional.linear(x.flatten(1), *w)
+
+    with torch.no_grad():  # so large a memory is the source's
+        target = [says(x).softmax(1) for x in (first, second)]
+    sure = torch.special.entr(target[0]).sum(1) < 0.1 * torch.tensor(3.0).log()
+    assert 0 < int(sure.sum()) < 24
+    for x, t, again in ((first, target[0], False), (second, target[1], True)):
+        loss = -(t * says(x).log_softmax(1)).sum(1).mean()
+        if again:
+            loss = loss + nn.functional.cross_entropy(says(first[sure]), target[0][sure].argmax(1))
+        for value, grad in zip(w, torch.autograd.grad(loss, w), strict=True):
+            value.data -= RATE * grad
+    for learned, value in zip(model.net.parameters(), w, strict=True):
+        torch.testing.assert_close(learned.detach(), value.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_looked_at_again_is_kept_in_a_stopped_stream() -> None:
+    def stream(given: list[Tensor]) -> undrift.Stream:
+        torch.manual_seed(0)
+        net = Mirrored()
+        with torch.no_grad():
+            net.fc.weight.mul_(12)
+        how = {"method": "undrift", "views": (), "replay": 10, "seed": 3}
+        return undrift.stream(net, given, **how, generator=torch.Generator().manual_seed(2))
+
+    given = batches(4, images=16)
+    whole = list(stream(given))
+    first, rest = stream(given[:2]), stream(given[2:])
+    list(first)
+    state = first.state_dict()
+    assert 0 < len(state["likelihood"]["sure"]["labels"]) <= 10
+    rest.load_state_dict(state)
+    assert all(torch.equal(a.probs, b.probs) for a, b in zip(rest, whole[2:], strict=True))

@@ -33,8 +33,8 @@ def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Te
         logits = at_size_of(images, logits_of(model(images), outputs_of(model)))
     except BaseException as error:
         # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
-        for policy in model.norms if isinstance(model, Perturbed) else []:
-            policy.settle()
+        if isinstance(model, Perturbed):
+            model.settle()
         if isinstance(error, Exception):
             refuse_unbatched(model, images if given is None else given, error)
         raise

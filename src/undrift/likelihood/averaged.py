@@ -71,8 +71,7 @@ def with_weights(model: Perturbed, weights: Mapping[str, Tensor], images: Tensor
             return at_size_of(images, logits_of(output, model.options.outputs))
         except BaseException:
             # An error or Ctrl-C inside a norm layer: give its flags back before eval mode ends.
-            for policy in model.norms:
-                policy.settle()
+            model.settle()
             raise
 
 

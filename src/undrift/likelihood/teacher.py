@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError
@@ -12,6 +13,8 @@ from undrift._types import Step
 from undrift.answer.views import AUTO, ReversibleView, ViewsInUse
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import corrected_prior
+from undrift.likelihood.sure_images import SureImages
+from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
 
 
@@ -28,6 +31,7 @@ class Teacher:
         (1 − share) t_i + share · ½ (softmax f(θ, x_i) + softmax f(θ, v₁(x_i)))
 
     Where no view is safe, v and v' are the image itself: two draws of the perturbation then agree with the average.
+    With `replay`, the loss has one term more: mean −ln p_y of a draw on images that were sure before, y their label.
 
     Args:
         memory: images that the average remembers.
@@ -35,6 +39,8 @@ class Teacher:
             test without labels on the first images.
         other: look at a second draw, of another view; without it a step takes half of the time.
         share: of the mean network in the answer; 0 saves two passes.
+        replay: images to keep of those that the teacher was sure of; a step looks at as many of them as it has images.
+            They are part of a stream's state, so a saved stream then holds images.
         seed: of the choice of v'; without it torch's global generator gives one.
     """
 
@@ -48,16 +54,17 @@ class Teacher:
         views: str | Sequence[str] = AUTO,
         other: bool = True,
         share: float = 0.5,
+        replay: int = 0,
         seed: int | None = None,
     ) -> None:
-        if memory < 1 or not 0 <= share <= 1:
+        if memory < 1 or not 0 <= share <= 1 or replay < 0:
             raise OptionError(
-                f"memory={memory!r}, share={share!r}: needed are a whole number of images from 1 up, and a number in "
-                "[0, 1]. The defaults are 40,000 and 0.5."
+                f"memory={memory!r}, share={share!r}, replay={replay!r}: needed are a whole number of images from 1 "
+                "up, a number in [0, 1], and a whole number from 0 up. The defaults are 40,000, 0.5 and 0."
             )
         self.memory, self.other, self.share = memory, other, share
         self._given, self._views = views, ViewsInUse(views)
-        self.teacher = Average()
+        self.teacher, self.sure = Average(), SureImages(replay)
         self._random = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
         self._step: Step | None = None
         self._target = self._answer = torch.empty(0)
@@ -75,10 +82,14 @@ class Teacher:
         sides = self._views.of(step.images)
         if step is not self._step:
             self._ask(sides, step)
+            if self.sure.most:
+                self.sure.offer(step.images, self._target, logits)
         loss = _to(self._target, logits)
         if self.other:
             side = sides[int(torch.randint(len(sides) - 1, (), generator=self._random)) + 1 if len(sides) > 1 else 0]
             loss = 0.5 * (loss + _to(self._target, side.answer(step.drawn_logits(side(step.images)))))
+        if self.sure.most and (again := self.sure.some(len(step.images), self._random)) is not None:
+            loss = loss + F.cross_entropy(step.drawn_logits(again[0]), again[1])
         return loss
 
     @torch.no_grad()
@@ -104,6 +115,7 @@ class Teacher:
     def follow(self, model: Perturbed) -> None:
         """Move the teacher towards the network."""
         self.teacher.follow(model, max(0.0, 1 - self._images / self.memory))
+        self.sure.keep()
         self._step = None
 
     def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
@@ -111,18 +123,26 @@ class Teacher:
         return self.teacher.deployed(model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the teacher, the test of the views, and where the random choices stand."""
-        return {**self.teacher.state_dict(), "views": self._views.state(), "random": self._random.get_state()}
+        """Return the teacher, the test of the views, the images to look at again, and the random choices' state."""
+        random = self._random.get_state()
+        return {
+            **self.teacher.state_dict(),
+            "views": self._views.state(),
+            "random": random,
+            **({"sure": self.sure.state()} if self.sure.most else {}),
+        }
 
     def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
         """Go on from a state."""
         self.teacher.load_state_dict(state, model)
         self._views.load(state["views"])
         self._random.set_state(state["random"].cpu())
+        self.sure.load(state.get("sure", {}), device_of(model))
         self._step = None
 
     def __repr__(self) -> str:
-        return f"Teacher(memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share})"
+        replay = f", replay={self.sure.most}" if self.sure.most else ""
+        return f"Teacher(memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share}{replay})"
 
 
 def _to(target: Tensor, logits: Tensor) -> Tensor:

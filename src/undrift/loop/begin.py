@@ -129,8 +129,7 @@ def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
         try:
             yield
         finally:
-            for policy in model.norms:
-                policy.settle()  # Ctrl-C inside a norm layer leaves it with the flags of its policy
+            model.settle()  # Ctrl-C inside a norm layer leaves it with the flags of its policy
 
 
 @contextmanager

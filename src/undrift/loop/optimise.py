@@ -30,16 +30,18 @@ def make_optimiser(
     """
     options = model.options
     affine = {id(p) for policy in model.norms for p in policy.parameters()}
+    units = {id(p): unit for change in model.changes() for p, unit in change.units()}
     groups: dict[tuple[str, bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_log_var = name.endswith("log_var") and name.startswith("noise.")
-            layer = name.removeprefix("noise.").replace("/", ".") if is_log_var else name.removeprefix("net.")
+            ours = is_log_var or id(parameter) in units  # named by slots, not by the network
+            layer = name.partition(".")[2].replace("/", ".") if ours else name.removeprefix("net.")
             what = "log_var" if is_log_var else "affine" if id(parameter) in affine else "weights"
             fast = matching(plain_name(layer), options.fast) is not None
             rate = lr * options.log_var_lr_scale if what == "log_var" else lr
             if what == "weights" and options.weights_lr is not None:
-                rate = options.weights_lr * _deviation(parameter)
+                rate = options.weights_lr * _rounded(units.get(id(parameter)) or _deviation(parameter))
             groups.setdefault((what, fast, rate), []).append(parameter)
     if own := [p for p in own if p.requires_grad]:
         groups["own", False, lr] = own
@@ -61,13 +63,17 @@ def make_optimiser(
 
 
 def _deviation(weight: Tensor) -> float:
-    """Return the standard deviation of a weight, rounded to a power of two; 1 where it has none.
+    """Return the standard deviation of a weight; 0 where it has none.
 
     Adam moves each number by about the rate, whatever its size: a step in units of the prior's deviation changes a
-    network of small weights as much as one of large ones. Rounded, few weights need a group of their own.
+    network of small weights as much as one of large ones.
     """
-    spread = float(weight.detach().float().std()) if weight.numel() > 1 else 0.0
-    return 2.0 ** round(math.log2(spread)) if spread > 0 else 1.0
+    return float(weight.detach().float().std()) if weight.numel() > 1 else 0.0
+
+
+def _rounded(unit: float) -> float:
+    """Return the next power of two, 1 for 0: few weights then need a group of their own."""
+    return 2.0 ** round(math.log2(unit)) if unit > 0 else 1.0
 
 
 @contextmanager

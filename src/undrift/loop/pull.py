@@ -18,6 +18,8 @@ def pull(model: Perturbed, optimiser: torch.optim.Optimizer, size: int) -> None:
     useful rate. The implicit step is stable for every rate. Momentum 0.9 makes ten steps of one, so η is the rate over
     (1 − momentum).
 
+    A low-rank change U Vᵀ is drawn to 0 by U, whose rows are the kernels'.
+
     Args:
         size: n, the data size of the bound.
     """
@@ -29,6 +31,6 @@ def pull(model: Perturbed, optimiser: torch.optim.Optimizer, size: int) -> None:
     }
     means = list(trained_means(model))
     count = size if options.kl_reduction == "bound" else max(1, sum(noise.weights for noise in model.noises()))
-    for weight, source, prior_var in means:
-        if (rate := rates.get(id(weight), 0.0)) > 0:
-            weight.copy_(source + (weight - source) / (1 + rate * options.kl_weight / (prior_var * count)))
+    for _, prior_var, parameter, start in means:
+        if (rate := rates.get(id(parameter), 0.0)) > 0:
+            parameter.copy_(start + (parameter - start) / (1 + rate * options.kl_weight / (prior_var * count)))

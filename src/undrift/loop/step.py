@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from undrift._types import Following, Keeper, Likelihood
 from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
+from undrift.loop.directions import turn_to_gradient
 from undrift.loop.gradient import Found, Gradient, More
 from undrift.loop.optimise import climbed, learnables, slowed
 from undrift.loop.pull import pull
@@ -72,6 +74,7 @@ class Stepper:
         self.learnables = [p for p in learnables(optimiser) if p.requires_grad]
         plain = Gradient(model, likelihood, self.learnables, self.keepers, online, more, views)
         self.gradient = CapturedGradient(plain) if captured else plain
+        self._unturned = model.options.mean_start == "gradient" and bool(model.low_rank)
 
     def mark(self) -> "StepMark":
         """Return where the model stands, for `step`."""
@@ -121,6 +124,9 @@ class Stepper:
 
     def _look(self, images: Tensor, size: int, places: Tensor | None, progress: float) -> StepResult:
         """Leave the step's gradient on the learnables; return its answer, its numbers, and whether to make it."""
+        if self._unturned:
+            self._unturned = False
+            turn_to_gradient(self.model, self.likelihood, partial(self.gradient, images, size, places, progress))
         first = last = self.gradient(images, size, places, progress)
         radius = self.model.options.climb if self.online else 0.0
         if radius and first.numbers is not None and self.learnables:

@@ -18,7 +18,7 @@ from undrift.options import _suggest
 from undrift.packs.file import domain_state
 from undrift.packs.packing import written_by
 from undrift.posterior.added import added
-from undrift.posterior.layers import evaluating
+from undrift.posterior.layers import evaluating, from_kernels
 from undrift.posterior.model_lock import turn
 from undrift.posterior.norm import Norm
 from undrift.posterior.perturbed import Perturbed
@@ -90,6 +90,7 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
     with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
         plain = copy.deepcopy(getattr(net, "_orig_mod", net)).eval()
         state = dict(domain_state(model))
+        _add_changes(model, net, plain)
     held = {part.name: part for part in (*model.norms, *model.trained)}
     for name, layer in plain.named_modules():
         part = held.get(plain_name(name))
@@ -104,6 +105,20 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
             layer.running_mean = layer.running_var = None
             layer.track_running_stats = False
     return plain.requires_grad_(False)
+
+
+def _add_changes(model: Perturbed, net: nn.Module, plain: nn.Module) -> None:
+    """Add low-rank changes to the weights of a copy."""
+    twin = dict(zip(map(id, getattr(net, "_orig_mod", net).modules()), plain.modules(), strict=True))
+    done = set[int]()
+    for layer, name, change in model.changed:
+        weight = twin[id(layer)]._parameters[name]
+        assert weight is not None, "a weight that is changed is there"
+        if id(weight) in done:
+            continue  # tied to one that has it
+        done.add(id(weight))
+        delta = from_kernels(layer, change.rows(), weight.shape)
+        weight.data = (weight + delta).to(weight.dtype)
 
 
 def _sound_batches(model: Perturbed, images: Tensor | Iterable[Any]) -> Iterator[Tensor]:

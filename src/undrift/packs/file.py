@@ -29,7 +29,8 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.Pat
     """Write what was learned about one domain, and return the file's size in bytes.
 
     One safetensors file with log-variances, norm affine and statistics, options, preprocessing, class names and the
-    source network's fingerprint, but not the source weights. Weights that were trained (option `train`) are included.
+    source network's fingerprint, but not the source weights. Weights that were trained (option `train`) are included:
+    whole, or as two factors (option `mean_rank`).
     It is written whole or not at all.
 
     Args:
@@ -141,6 +142,8 @@ def load(
 def domain_state(model: Perturbed) -> dict[str, Tensor]:
     """Return the tensors of a domain by their names in a domain file: the model's own, not copies."""
     out: dict[str, Tensor] = {s.replace("/", ".") + LOG_VAR: n.log_var for s, n in model.noise.items()}  # type: ignore[misc]
+    for slot, change in model.low_rank.items():
+        out |= {f"{slot.replace('/', '.')}.{name}": factor for name, factor in change.named_parameters()}
     for held in (*model.norms, *model.trained):
         # Inside off() the adapted tensors are the ones set aside.
         tensors = held.tensors() if model.key.enabled else held.away

@@ -54,7 +54,7 @@ class Attached:
         for module, hook in reversed(self.after):
             # A norm policy has to hear of a pass that raised (a checkpoint ends its second run so): the layer then
             # holds statistics that must not stay.
-            always = isinstance(getattr(hook, "__self__", None), Swapped)
+            always = getattr(getattr(hook, "__self__", None), "hears_of_errors", False)
             self._handles.append(module.register_forward_hook(hook, prepend=True, with_kwargs=True, always_call=always))
             # What was put first is first for iterators alone: a compiler that counts a dictionary's entries (PyTorch
             # 2.11) takes a user's hook for ours. Filled anew, both orders are one.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.kernels import share
-from undrift.posterior.layers import channels, is_standard, per_weight
+from undrift.posterior.layers import channels, is_standard, kernels, per_weight
 from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import prior_row
@@ -39,22 +39,33 @@ def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
 
 
 class TrainedMean(NamedTuple):
-    """A weight that is both perturbed and trained: the mean of q, the prior's mean, and the prior's variances."""
+    """The mean of a weight that is both perturbed and trained.
 
-    weight: nn.Parameter
-    source: Tensor
+    Attributes:
+        change: how far the mean of q is from the prior's, the source's weight.
+        prior_var: the prior's variances.
+        parameter: what moves it, and `start`, what that is where the change is 0. Both broadcast against `prior_var`.
+    """
+
+    change: Tensor
     prior_var: Tensor
+    parameter: nn.Parameter
+    start: Tensor
 
 
 def trained_means(model: Perturbed) -> Iterator[TrainedMean]:
-    """Yield each weight that is both perturbed and trained."""
+    """Yield the mean of each weight that is both perturbed and trained."""
     held = {id(part.layer): part for part in model.trained}
-    for noise, layer, name in model.weights if held else ():
-        part = held.get(id(layer))
-        now, source = layer._parameters.get(name), None if part is None else part.away.get(name)
-        if now is not None and source is not None:
-            prior = noise.prior_var
-            yield TrainedMean(now, source, per_weight(layer, prior, now) if noise.sharing == "kernel" else prior)
+    changed = {(id(layer), name): change for layer, name, change in model.changed}
+    for noise, layer, name in model.weights if held or changed else ():
+        part, now, prior = held.get(id(layer)), layer._parameters.get(name), noise.prior_var
+        if low_rank := changed.get((id(layer), name)):
+            # A row of U for each kernel; weights of one kernel have one prior.
+            rows = kernels(layer, prior)[:, :1] if noise.sharing == "weight" else prior[:, None]
+            yield TrainedMean(low_rank.rows(), rows, low_rank.left, torch.zeros_like(rows))
+        elif now is not None and part is not None and (source := part.away.get(name)) is not None:
+            spread = per_weight(layer, prior, now) if noise.sharing == "kernel" else prior
+            yield TrainedMean(now - source, spread, now, source)
 
 
 def shared(model: Perturbed) -> Tensor | None:

@@ -174,6 +174,14 @@ def kernels(layer: nn.Module, weight: Tensor) -> Tensor:
     return grouped.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
+def from_kernels(layer: nn.Module, rows: Tensor, shape: torch.Size) -> Tensor:
+    """Return a weight of this shape from one row per kernel: the inverse of `kernels`."""
+    if not isinstance(layer, ConvTransposeNd):
+        return rows.reshape(shape)
+    grouped = rows.view(layer.groups, shape[1], shape[0] // layer.groups, *shape[2:])
+    return grouped.transpose(1, 2).reshape(shape)
+
+
 def per_weight(layer: nn.Module, values: Tensor, weight: Tensor) -> Tensor:
     """Return one value per kernel, spread so that it broadcasts against the weight."""
     tail = (1,) * (weight.ndim - 2)

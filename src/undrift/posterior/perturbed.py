@@ -13,6 +13,7 @@ from undrift.options import Options
 from undrift.posterior import norm, table
 from undrift.posterior.attached import Attached, Hook, Hooks, root_of
 from undrift.posterior.input_copies import Inputs, copies
+from undrift.posterior.low_rank import LowRank, LowRankMeans
 from undrift.posterior.noise import Noise
 from undrift.posterior.prior import PriorRow
 from undrift.posterior.seeds import Key
@@ -35,6 +36,7 @@ class Perturbed(nn.Module):
         norms: the policy of each norm layer.
         prior: all noises' priors as one row, for the KL.
         trained: the modules whose own weights are trained; the paper trains none.
+        low_rank: the changes of those weights that move in a low rank, by name as `noise` is.
         preprocess: what happens to an image before the network sees it, where it is known.
         classes: the names of the classes, in the order of the outputs, where they are known.
     """
@@ -57,6 +59,9 @@ class Perturbed(nn.Module):
         self.norms: list[norm.Norm] = []
         self.trained: list[Trained] = []
         self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
+        self.low_rank = nn.ModuleDict()
+        self.changed: list[tuple[nn.Module, str, LowRank]] = []  # which weight each low-rank change is of
+        self.low_rank_hooks: list[LowRankMeans] = []
         self._inputs = Inputs()
         self._before: Hooks = [(root_of(net), self.key.begin)]
         self._after: Hooks = []
@@ -103,10 +108,17 @@ class Perturbed(nn.Module):
         try:
             return self._inputs.call(self.net, args, kwargs)
         except BaseException:
-            # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass.
-            for policy in self.norms:
-                policy.settle()
+            # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass, and a layer with
+            # a low-rank mean the weights of one.
+            self.settle()
             raise
+
+    def settle(self) -> None:
+        """Put back what layers hold during a pass only, where a pass was stopped half-way."""
+        for policy in self.norms:
+            policy.settle()
+        for hooks in self.low_rank_hooks:
+            hooks.settle()
 
     @contextmanager
     def off(self) -> Iterator[nn.Module]:
@@ -166,6 +178,10 @@ class Perturbed(nn.Module):
                 "Copy it outside, or copy model.net alone."
             )
         return self.__dict__
+
+    def changes(self) -> list[LowRank]:
+        """Return the low-rank change of each weight that has one."""
+        return list(self.low_rank.values())  # type: ignore[arg-type]
 
     def noises(self) -> list[Noise]:
         """Return the noise of each perturbed weight."""

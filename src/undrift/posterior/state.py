@@ -105,8 +105,7 @@ def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
 
 def adapted(model: Perturbed) -> dict[str, Tensor]:
     """Return all that adaptation changes, by name in the state dict: learnables, norm state and noise state."""
-    for policy in model.norms:
-        policy.settle()  # a plain pass that Ctrl-C stopped has not
+    model.settle()  # a plain pass that Ctrl-C stopped has not
     tensors: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     norms = {id(b) for policy in model.norms for b in policy.layer._buffers.values() if b is not None}
     tensors |= {n: b for n, b in model.named_buffers() if id(b) in norms}

@@ -4,6 +4,7 @@ The user's own tensors stay untouched: while the network is perturbed, a module 
 here. `exchange` swaps the two sets without copying a value.
 """
 
+from collections.abc import Container
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ class Swapped:
         layer: the module.
         learned: whether the copies of its parameters are trained.
     """
+
+    hears_of_errors = True  # its hooks run behind a pass that raised, too: what the pass put in may not stay
 
     def __init__(self, name: str, layer: nn.Module, learned: bool) -> None:
         self.name, self.layer, self.learned = name, layer, learned
@@ -52,11 +55,12 @@ class Swapped:
 
 
 class Trained(Swapped):
-    """The weights of one module that a scheme trains (option `train`)."""
+    """The weights of one module that a scheme trains (option `train`), all but those named in `without`."""
 
-    def __init__(self, name: str, layer: nn.Module) -> None:
+    def __init__(self, name: str, layer: nn.Module, without: Container[str] = ()) -> None:
         super().__init__(name, layer, learned=True)
+        self._without = without
 
     def tensors(self) -> dict[str, Tensor | None]:
         """Return the module's own parameters; buffers other than norm statistics stay the source's."""
-        return dict(self.layer._parameters)
+        return {name: p for name, p in self.layer._parameters.items() if name not in self._without}

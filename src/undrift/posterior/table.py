@@ -50,7 +50,8 @@ def totals(model: "Perturbed") -> Totals:
     """Return the exact counts of what the model learns."""
     noises = model.noises()
     affine = {id(p): p for policy in model.norms for p in policy.parameters() if p.requires_grad}.values()
-    trained = {id(p): p for part in model.trained for p in part.parameters() if p.requires_grad}.values()
+    free = {id(p): p for part in model.trained for p in part.parameters() if p.requires_grad}.values()
+    trained = [*free, *model.low_rank.parameters()]
     own = {id(t): t for t in (*model.net.parameters(), *model.net.buffers())}.values()
     return Totals(
         log_variances=sum(n.log_var.numel() for n in noises),

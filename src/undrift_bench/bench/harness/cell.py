@@ -33,6 +33,7 @@ class MethodRow:
         title: what tables call it; empty is the name.
         note: a footnote of the tables.
         loop: "stream" or "adapt".
+        group: a name that `--only` takes for all rows of a group; without it they do not run.
     """
 
     name: str
@@ -45,6 +46,7 @@ class MethodRow:
     title: str = ""
     note: str = ""
     loop: Loop = "stream"
+    group: str = ""
 
     @property
     def label(self) -> str:
@@ -110,7 +112,7 @@ def seeds_of(row: MethodRow, seeds: int) -> range:
 
 
 def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> list[MethodRow]:
-    """Return the rows asked for: of a tier, by name, or by a method's name with or without its variant (no control).
+    """Return the rows asked for: of a tier, by name, group or method (with its variant or not; no control).
 
     A name without a row is an error, as the call would run less than was meant.
     """
@@ -122,8 +124,10 @@ def chosen(rows: Sequence[MethodRow], only: Sequence[str], tier: str | None) -> 
                 "Choose among these."
             )
     of_tier = [row for row in rows if tier in (None, row.tier)]
-    return [row for row in of_tier if not only or _names(row) & set(only)]
+    return [row for row in of_tier if (_names(row) & set(only) if only else not row.group)]
 
 
 def _names(row: MethodRow) -> set[str]:
-    return {row.name} if row.control else {row.name, row.method, row.method.partition(":")[0]}
+    if row.control:
+        return {row.name, row.group} - {""}
+    return {row.name, row.method, row.method.partition(":")[0]}

@@ -69,6 +69,7 @@ def effective(options: Options, loop: Loop) -> dict[str, Any]:
     idle = {*IDLE[loop], *(() if options.norm_statistics in AVERAGED else MOMENTUM)}
     idle |= set() if options.layers else set(NOISE)
     idle |= {name for name, off in OFF.items() if getattr(options, name) == off}
+    idle |= set() if options.mean_rank is not None else {"mean_rank", "mean_start"}
     return {key: value for key, value in options.as_dict().items() if key not in idle}
 
 

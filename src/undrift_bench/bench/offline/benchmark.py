@@ -17,7 +17,7 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import RunCell
 from undrift_bench.bench.harness.store import Store
 from undrift_bench.bench.offline import report
-from undrift_bench.bench.offline.rows import OF_A_TASK, offline_rows
+from undrift_bench.bench.offline.rows import OF_A_TASK, ablation_rows, offline_rows
 from undrift_bench.bench.offline.run import Adapting
 from undrift_bench.bench.offline.sets import SETS, DataSet, Task, asked
 from undrift_bench.bench.offline.sources import Setup, setup
@@ -42,6 +42,11 @@ class Offline:
         """The lines of the tables."""
         return offline_rows()
 
+    @cached_property
+    def ablation(self) -> list[MethodRow]:
+        """The rows of `--only ablation`, which are on a page of their own."""
+        return ablation_rows()
+
     def setup(self, request: Request, dataset: DataSet | None = None) -> Setup:
         """Return what cells are made of."""
         dataset = dataset or asked(request)
@@ -57,7 +62,7 @@ class Offline:
         tasks = [task for task in made_of.dataset.tasks if task.name in names]
         found = []
         for task in tasks:
-            rows = chosen([of_task(row, task) for row in self.rows], request.only, request.tier)
+            rows = chosen([of_task(row, task) for row in (*self.rows, *self.ablation)], request.only, request.tier)
             found += [cell for row in rows for cell in self.of(made_of, task, row, request)]
         return found
 
@@ -79,7 +84,12 @@ class Offline:
         for name in SETS:
             dataset = asked(replace(request, extra={"dataset": name}))
             made_of = self.setup(request, dataset)
-            found += [c for task in dataset.tasks for row in self.rows for c in self.of(made_of, task, row, request)]
+            found += [
+                c
+                for task in dataset.tasks
+                for row in (*self.rows, *self.ablation)
+                for c in self.of(made_of, task, row, request)
+            ]
         return found
 
     def prepare(self, request: Request) -> RunCell:

@@ -16,6 +16,8 @@ OF_A_TASK: dict[tuple[str, str], dict[str, Any]] = {
     ("nrc:office31", "A-W"): {"neighbours": 3, "second_neighbours": 2},
 }
 
+LATER = {"statistics_first": False}
+
 NOTES = {
     "vmp-shot:released": "its authors released no code for whole domains. Noise, KL and samples are those of their "
     "code for streams; loss, rates and norm statistics are the paper's. A published value beside it is the paper's, "
@@ -108,3 +110,19 @@ def offline_rows() -> list[MethodRow]:
         MethodRow("vmp-nrc", "vmp-nrc", tier="B", cost=7.0, note=NOTES["vmp-nrc"]),
     ]
     return [replace(row, loop="adapt") for row in rows]
+
+
+def ablation_rows() -> list[MethodRow]:
+    """Return the rows of `--only ablation`: `undrift` with one change each."""
+
+    def row(name: str, title: str, why: str, **change: Any) -> MethodRow:
+        how: dict[str, Any] = {"control": True, "cost": 4.0, "why": why, "title": title, "group": "ablation"}
+        return MethodRow(f"undrift-{name}", "undrift", change, loop="adapt", **how)
+
+    return [
+        row("statistics-later", "statistics not first", "banks are filled by the source's statistics", **LATER),
+        row("no-kl", "without KL", "nothing holds the mean to the source's weights", kl_weight=0.0),
+        row("no-views", "answers without views", "the image alone is asked", answer_views=()),
+        row("frozen", "frozen mean", "noise and norm layers alone, as in the paper", mean_rank=0),
+        *(row(f"rank-{r}", f"mean of rank {r}", "from the kernel's directions", mean_rank=r) for r in (8, 64)),
+    ]

@@ -13,7 +13,7 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import RunCell
 from undrift_bench.bench.harness.store import Store
 from undrift_bench.bench.online import report
-from undrift_bench.bench.online.rows import online_rows
+from undrift_bench.bench.online.rows import ablation_rows, online_rows
 from undrift_bench.bench.online.settings import CONTINUAL, StreamSetting
 from undrift_bench.bench.online.streaming import Streaming
 
@@ -72,6 +72,11 @@ class OnlineBenchmark:
         """The lines of the table."""
         return online_rows(self.data)
 
+    @cached_property
+    def ablation(self) -> list[MethodRow]:
+        """The rows of `--only ablation`, which are on a page of their own."""
+        return ablation_rows(self.data)
+
     def cells(self, request: Request) -> list[Cell]:
         """Return the cells asked for."""
         here = self.scaled(request)
@@ -81,14 +86,14 @@ class OnlineBenchmark:
         networks = request.wanted(known, request.networks or known, "network")
         if request.tiny:  # one stand-in stands for whichever was named
             networks = tuple(n.name for n in here.networks)
-        rows = chosen(here.rows, request.only, request.tier)
+        rows = chosen([*here.rows, *here.ablation], request.only, request.tier)
         return here._cells(request, networks, settings, rows)
 
     def shown(self, request: Request) -> list[Cell]:
         """Return every cell of the given size that there can be."""
         here = self.scaled(request)
         networks, settings = tuple(n.name for n in here.networks), tuple(s.name for s in here.settings)
-        return here._cells(request, networks, settings, here.rows)
+        return here._cells(request, networks, settings, [*here.rows, *here.ablation])
 
     def _cells(
         self, request: Request, networks: tuple[str, ...], settings: tuple[str, ...], rows: list[MethodRow]

@@ -65,6 +65,11 @@ class StreamTable:
     ) -> None:
         self.bench, self.store, self.request, self.network, self.setting = bench, store, request, network, setting
 
+    @property
+    def rows(self) -> list[MethodRow]:
+        """The benchmark's lines, and those of its ablation that were run."""
+        return [*self.bench.rows, *(row for row in self.bench.ablation if self.records(row))]
+
     def cells(self, row: MethodRow) -> list[Cell]:
         """Return the cells of a line, one per seed."""
         images = self.bench.count(self.setting, self.request)
@@ -77,12 +82,12 @@ class StreamTable:
 
     def all(self) -> list[Record]:
         """Return what is finished of the table."""
-        return [record for row in self.bench.rows for record in self.records(row)]
+        return [record for row in self.rows for record in self.records(row)]
 
     def failures(self) -> dict[str, str]:
         """Return the messages of lines of which nothing is finished and something failed."""
         found: dict[str, str] = {}
-        for row in self.bench.rows:
+        for row in self.rows:
             if not self.records(row):
                 messages = [r["failed"] for c in self.cells(row) if (r := self.store.get(c)) and "failed" in r]
                 found |= {row.name: messages[0]} if messages else {}
@@ -118,7 +123,7 @@ def figures(bench: "OnlineBenchmark", store: Store, request: Request) -> dict[st
         sizes: dict[str, dict[float, float]] = {}
         for setting in bench.settings:
             part = StreamTable(bench, store, request, network, setting)
-            marks = [_mark(part, row) for row in bench.rows if part.records(row)]
+            marks = [_mark(part, row) for row in part.rows if part.records(row)]
             if not marks:
                 continue
             if setting.of_sizes and setting.batch is not None:
@@ -141,7 +146,7 @@ def _part(part: StreamTable) -> list[str]:
     header = ["method", "published %", *(column.title for column in columns), "seeds"]
     failures = part.failures()
     rows: list[list[str]] = []
-    for row in part.bench.rows:
+    for row in part.rows:
         records, said = part.records(row), part.said(row)
         mark = str(said[0]) if said else "–"
         if records:
@@ -154,7 +159,8 @@ def _part(part: StreamTable) -> list[str]:
         row_cells[1], row_cells[2] = row_cells[2], row_cells[1]
     text = [f"## {part.network.title}: {part.setting.title}\n", about(part.all()) + "\n", table(header, rows)]
     text += [f"- {name} failed: {message}" for name, message in failures.items()]
-    by_row = {row.label: part.records(row) for row in part.bench.rows}
+    by_row = {row.label: part.records(row) for row in part.rows}
+    text += [f"- {row.label}: {row.why}; {_settings(row)}." for row in part.rows if row.group]
     text += resets(by_row) + footnotes(by_row) + several_sources(by_row, a_seed=False) + how_timed(by_row)
     if part.all():
         text += ["\nError % by corruption, published values in brackets:\n", _by_corruption(part)]
@@ -167,7 +173,7 @@ def by_cycle(part: StreamTable) -> str:
     last = part.setting.cycles - 1
     shown = sorted({0, 1, last // 4, last // 2, 3 * last // 4, last})
     lines = []
-    for row in part.bench.rows:
+    for row in part.rows:
         if records := [record for record in part.records(row) if "cycles" in record]:
             found = [spread([record["cycles"][cycle] for record in records], 100) for cycle in shown]
             change = spread([record["cycles"][last] - record["cycles"][0] for record in records], 100)
@@ -198,7 +204,7 @@ def resets(records: Mapping[str, Sequence[Record]]) -> list[str]:
 def _by_corruption(part: StreamTable) -> str:
     corruptions = part.bench.corruptions
     rows = []
-    for row in part.bench.rows:
+    for row in part.rows:
         records = part.records(row)
         if records:
             said = next((p.domains for p in part.said(row) if len(p.domains) == len(corruptions)), ())
@@ -212,7 +218,7 @@ def _by_corruption(part: StreamTable) -> str:
 
 def _by_setting(parts: Sequence[StreamTable]) -> str:
     rows = []
-    for row in parts[0].bench.rows:
+    for row in parts[0].rows:
         found = [[100 * record["error"] for record in part.records(row)] for part in parts]
         rows.append([_name(row), *(spread(numbers) if numbers else NOT_RUN for numbers in found)])
     return table(["method", *(part.setting.name for part in parts)], rows)

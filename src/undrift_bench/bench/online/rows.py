@@ -23,6 +23,8 @@ ROIDS = (
     "little of how sure it is."
 )
 
+RANKS = (8, 16, 32, 64)
+
 OVER_VIEWS = {"answer_views": ("auto",)}  # the label-free rule by which undrift takes its own
 
 # What readers have to know of a row's values; see docs/explanation/how-numbers-are-made.md.
@@ -117,6 +119,25 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Meth
         own("bacs", 3.0, tier="B", title="bacs, one member"),
         own("ttt", 30.0, tier="B"),
         own("bbb", 6.0, tier="B"),
+    ]
+
+
+def ablation_rows(data: str) -> list[MethodRow]:
+    """Return the rows of `--only ablation`: `undrift` with one change each."""
+
+    def row(name: str, title: str, why: str, cost: float, **change: Any) -> MethodRow:
+        how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": title, "group": "ablation"}
+        return MethodRow(f"undrift-{name}", variant("undrift", data), change, **how)
+
+    return [
+        row("no-teacher", "without teacher", "the target is the network's own last state", 8.0, memory=1),
+        row("no-views", "without views", "no view is taken for safe", 4.0, views=()),
+        row("one-draw", "one draw per step", "no second draw, of another view", 6.0, other=False),
+        row("replay", "with replay", "1,000 sure images, as many a step as the batch has", 10.0, replay=1000),
+        row("no-kl", "without KL", "nothing holds the mean to the source's weights", 8.0, kl_weight=0.0),
+        row("whole-kl", "KL with its full weight", "the bound as it stands", 8.0, kl_weight=1.0),
+        row("frozen", "frozen mean", "noise and norm layers alone, as in the paper", 6.0, mean_rank=0),
+        *(row(f"rank-{r}", f"mean of rank {r}", "from the kernel's directions", 8.0, mean_rank=r) for r in RANKS),
     ]
 
 
