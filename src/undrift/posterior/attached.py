@@ -43,8 +43,14 @@ class Attached:
 
     def attach(self) -> None:
         """Freeze the weights, put the adapted norm state in, hook everything up."""
-        self.key.enabled = True
         self._source.leave()
+        self.enter()
+        vars(root_of(self.net))[_NAME] = self
+        _live.add(self)
+
+    def enter(self) -> None:
+        """Put the adapted tensors in and hook everything up: the quick half of `attach`, which looks at no flags."""
+        self.key.enabled = True
         for held in self._held():
             held.exchange()
         # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
@@ -62,19 +68,27 @@ class Attached:
             in_order = list(hooks.items())
             hooks.clear()
             hooks.update(in_order)
-        vars(root_of(self.net))[_NAME] = self
-        _live.add(self)
 
     def detach(self) -> None:
         """Undo `attach`. Hooks go too: some modules (nn.TransformerEncoderLayer) compute differently with hooks on."""
+        self.exit()
+        self._source.restore()
+        vars(root_of(self.net)).pop(_NAME, None)
+
+    def park(self) -> None:
+        """Detach, and leave the network to others: `enter` and `exit` alone put this on and take it off from now on."""
+        with uninterrupted():
+            self.detach()
+            _live.discard(self)
+
+    def exit(self) -> None:
+        """Undo `enter`."""
         self.key.enabled = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         for held in self._held():
             held.exchange()
-        self._source.restore()
-        vars(root_of(self.net)).pop(_NAME, None)
 
     def leave(self, block: object) -> None:
         """Step aside for a block: Ctrl-C comes before that or after it."""
