@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.options import _suggest
-from undrift.packs.file import domain_state
 from undrift.packs.packing import written_by
+from undrift.packs.state import domain_state
 from undrift.posterior.added import added
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn

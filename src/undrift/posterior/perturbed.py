@@ -37,6 +37,8 @@ class Perturbed(nn.Module):
         trained: the modules whose own weights are trained; the paper trains none.
         preprocess: what happens to an image before the network sees it, where it is known.
         classes: the names of the classes, in the order of the outputs, where they are known.
+        facts: what its pack will say of itself, as JSON values by name: `images`, `estimate`, … (see `undrift.save`).
+        router: tensors by which a router knows the domain; they travel in the pack.
     """
 
     preprocess: "Preprocess | None" = None
@@ -57,6 +59,8 @@ class Perturbed(nn.Module):
         self.norms: list[norm.Norm] = []
         self.trained: list[Trained] = []
         self.weights: list[tuple[Noise, nn.Module, str]] = []  # which weight each noise is on
+        self.facts: dict[str, Any] = {}
+        self.router: dict[str, torch.Tensor] = {}
         self._inputs = Inputs()
         self._before: Hooks = [(root_of(net), self.key.begin)]
         self._after: Hooks = []
