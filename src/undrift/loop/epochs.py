@@ -91,6 +91,7 @@ class Run:
         if not self.finished:
             self._finish()
         self.surveys.settle_views(self._failed)
+        self.surveys.know_domain(self._failed)
         history = self.history()
         history.warn(stacklevel=4)
         return history

@@ -9,11 +9,13 @@ network compares an image with every pack. The logarithm gives each layer the sa
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift.packs.moments import ImageMoments
+from undrift.packs.moments import ImageMoments, looked_at
+from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.system.private import BatchNorm
 
@@ -22,14 +24,17 @@ FLOOR = 1e-3
 
 TINY = 1e-12
 
+FACT = "moments"
+"""Under which name a pack says which layers its moments are of."""
+
 
 @dataclass(frozen=True)
-class Moments:
+class DomainMoments:
     """Mean and variance of a domain, at the inputs of the source network's norm layers.
 
     Attributes:
-        layers: the layers, in the order of the pass, and how many channels each has.
-        mean: of all layers' channels, one row.
+        layers: the layers, in the order of the pass, and how many channels of each are looked at.
+        mean: of all these channels, one row.
         var: over positions and images.
         images: how many they were taken from; 0 for a network's own running statistics.
         level: the mean evidence of the domain's own images; `spread`: its standard deviation. None where unknown.
@@ -43,7 +48,7 @@ class Moments:
     spread: float | None = None
 
     @classmethod
-    def of_source(cls, net: nn.Module) -> "Moments | None":
+    def of_source(cls, net: nn.Module) -> "DomainMoments | None":
         """Return a source network's own moments, the running statistics of its batch norms; None without these."""
         kept = {
             plain_name(name): layer
@@ -52,30 +57,52 @@ class Moments:
         }
         if not kept:
             return None
+        few = {name: looked_at(layer.num_features) for name, layer in kept.items()}
         mean, var = (
-            torch.cat([getattr(layer, name).detach().float() for layer in kept.values()])
-            for name in ("running_mean", "running_var")
+            torch.cat([getattr(layer, part).detach().float()[few[name]] for name, layer in kept.items()])
+            for part in ("running_mean", "running_var")
         )
-        return cls({name: layer.num_features for name, layer in kept.items()}, mean, var)
+        return cls({name: len(channels) for name, channels in few.items()}, mean, var)
 
-    def calibrated(self, own: ImageMoments) -> "Moments":
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> "DomainMoments | None":
+        """Return the moments that a pack holds; None where it holds none, or such as this version does not know."""
+        try:
+            described = facts[FACT]
+            layers = {str(name): int(size) for name, size in described["layers"].items()}
+            mean, var = tensors["mean"].float(), tensors["var"].float()
+            level, spread = (float(value) for value in tensors["evidence"])
+            images = int(described["images"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        sizes = sum(layers.values())
+        if not layers or min(layers.values()) < 1 or mean.shape != (sizes,) or var.shape != (sizes,) or spread <= 0:
+            return None
+        return cls(layers, mean, var, images, level, spread)
+
+    def put(self, model: Perturbed) -> None:
+        """Let a model's pack hold these moments."""
+        if self.level is None or self.spread is None:
+            return
+        rows = {"mean": self.mean, "var": self.var, "evidence": torch.tensor([self.level, self.spread])}
+        model.router.update({name: row.detach().cpu() for name, row in rows.items()})
+        model.facts[FACT] = {"layers": dict(self.layers), "images": self.images}
+
+    def calibrated(self, own: ImageMoments) -> "DomainMoments":
         """Return these moments with level and spread of the evidence of the domain's own images."""
         if len(own) < 2:
             return self
         evidence = self.evidence(own).double()
         return replace(self, level=float(evidence.mean()), spread=max(float(evidence.std()), 1e-3))
 
-    def to(self, device: torch.device) -> "Moments":
+    def to(self, device: torch.device) -> "DomainMoments":
         """Return the moments on a device."""
         return replace(self, mean=self.mean.to(device), var=self.var.to(device))
 
-    def only(self, layers: Sequence[str]) -> "Moments":
+    def only(self, layers: Sequence[str]) -> "DomainMoments":
         """Return the moments of some of the layers, in that order."""
-        return replace(
-            self,
-            layers={name: self.layers[name] for name in layers},
-            **{name: _picked(getattr(self, name), self.layers, layers) for name in ("mean", "var")},
-        )
+        mean, var = (_picked(part, self.layers, layers) for part in (self.mean, self.var))
+        return replace(self, layers={name: self.layers[name] for name in layers}, mean=mean, var=var)
 
     def evidence(self, seen: ImageMoments) -> Tensor:
         """Return for each image how far it is from this domain: the smaller, the better known."""
@@ -98,7 +125,7 @@ class Moments:
         return torch.stack([part.mean(1) for part in parts], 1).clamp_min(1e-6)
 
 
-def common_layers(moments: Sequence[Moments]) -> list[str]:
+def common_layers(moments: Sequence[DomainMoments]) -> list[str]:
     """Return the layers that all of these know: evidence is compared on the same ones."""
     first, *rest = moments
     return [name for name, size in first.layers.items() if all(other.layers.get(name) == size for other in rest)]
@@ -143,16 +170,16 @@ class Gathering:
         self._next -= len(mean)
         self.images += len(mean)
 
-    def moments(self) -> Moments | None:
+    def moments(self) -> DomainMoments | None:
         """Return what was gathered; None where no image was."""
         if self._sums is None or not self.images:
             return None
         mean, square = (total / self.images for total in self._sums)
-        found = Moments(self._layers, mean.float(), (square - mean.square()).clamp_min(0).float(), self.images)
+        found = DomainMoments(self._layers, mean.float(), (square - mean.square()).clamp_min(0).float(), self.images)
         return found.calibrated(ImageMoments(self._layers, *(torch.stack(p) for p in zip(*self._kept, strict=True))))
 
 
-def sigmas_away(evidence: Tensor, moments: Moments) -> Tensor:
+def sigmas_away(evidence: Tensor, moments: DomainMoments) -> Tensor:
     """Return how many standard deviations further than a domain's own images these are; NaN where that is unknown."""
     if moments.level is None or moments.spread is None:
         return torch.full_like(evidence, math.nan)

@@ -69,7 +69,7 @@ def save(
         )
     if model._removed:
         raise UndriftError("this perturbation was removed; what it learned is no longer in use. Save before remove().")
-    _check_path(path)
+    check_path(path)
     check(path)
     compressor(mean)
     exact = plain_tensors(model)  # first, as it says where a state diverged
@@ -118,10 +118,10 @@ def load(
         raise UndriftError(
             f"got a {type(net).__name__}; undrift.load needs a torch.nn.Module. Give it the source network."
         )
-    _check_path(path)
+    check_path(path)
     refuse_second(net)
     file = inspect(path)
-    _check_source(net, file)
+    check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):
         # Before the network is perturbed, as a warning may be an error.
         warnings.warn(
@@ -130,6 +130,16 @@ def load(
             UndriftWarning,
             stacklevel=2,
         )
+    return adapted_by(net, file, generator, preprocess)
+
+
+def adapted_by(
+    net: nn.Module,
+    file: DomainFile,
+    generator: torch.Generator | None = None,
+    preprocess: "Preprocess | None" = None,
+) -> Perturbed:
+    """Return the network adapted by a domain file that belongs to it."""
     kept = file.preprocess or preprocess
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
@@ -143,7 +153,8 @@ def load(
     return model
 
 
-def _check_path(path: object) -> None:
+def check_path(path: object) -> None:
+    """Raise where a path is no text."""
     if not isinstance(path, str | os.PathLike):
         raise OptionError(
             f"the path of the domain file is {path!r}, a {type(path).__name__}; needed: text, or a pathlib.Path. Give "
@@ -151,8 +162,13 @@ def _check_path(path: object) -> None:
         )
 
 
-def _check_source(net: nn.Module, file: DomainFile) -> None:
-    own = fingerprint(net)
+def check_source(net: nn.Module, file: DomainFile, own: str | None = None) -> None:
+    """Raise where a domain file was learned on another network.
+
+    Args:
+        own: the network's fingerprint, where it is known: it takes a look at every weight.
+    """
+    own = own or fingerprint(net)
     if own == file.fingerprint:
         return
     named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"

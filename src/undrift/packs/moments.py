@@ -1,4 +1,4 @@
-"""Collect what reaches the norm layers of a network: mean and variance of each input channel, image by image."""
+"""Collect what reaches the norm layers of a network: mean and variance of some input channels, image by image."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,13 +11,22 @@ from torch import Tensor, nn
 from undrift.posterior.norm import KINDS
 from undrift.posterior.select import plain_name
 
+CHANNELS = 32
+"""How many channels of each layer are looked at, evenly spaced; all of them tell no more."""
+
+
+def looked_at(channels: int) -> list[int]:
+    """Return which channels of a layer are looked at."""
+    count = min(channels, CHANNELS)
+    return [number * channels // count for number in range(count)]
+
 
 @dataclass(frozen=True)
 class ImageMoments:
     """Moments of a batch, image by image, at the inputs of some norm layers.
 
     Attributes:
-        layers: the layers, in the order of the pass, and how many channels each has.
+        layers: the layers, in the order of the pass, and how many channels of each were looked at.
         mean: over the positions of an image: images × all layers' channels.
         var: the same; NaN where a channel has one position only.
     """
@@ -88,7 +97,8 @@ def channel_moments(layer: nn.Module, x: Tensor, images: int) -> tuple[Tensor, T
     if axis is None or images == 0 or x.shape[0] % images or not x.is_floating_point():
         return None
     # Windows of an image are rows of the batch in some transformers, image after image.
-    x = x.detach().movedim(axis, -1).reshape(images, -1, channels)
+    few = torch.tensor(looked_at(channels), device=x.device)
+    x = x.detach().index_select(axis, few).movedim(axis, -1).reshape(images, -1, len(few))
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()
     var, mean = torch.var_mean(x, dim=1, correction=0)

@@ -30,13 +30,14 @@ class Attached:
         swapped: lists of what changes places with the source's tensors.
         aside: the `with model.off():` blocks that are open, in whatever order they end.
         removed: whether it is off for good.
+        on: whether its tensors and hooks are in the network now.
     """
 
     def __init__(
         self, net: nn.Module, key: Key, before: Hooks, after: Hooks, swapped: Sequence[Sequence[Swapped]]
     ) -> None:
         self.net, self.key, self.before, self.after, self.swapped = net, key, before, after, swapped
-        self.removed = False
+        self.removed = self.on = False
         self.aside: list[object] = []
         self._source = SourceState(net)
         self._handles: list[RemovableHandle] = []
@@ -50,7 +51,8 @@ class Attached:
 
     def enter(self) -> None:
         """Put the adapted tensors in and hook everything up: the quick half of `attach`, which looks at no flags."""
-        self.key.enabled = True
+        self.key.enabled = self.on = True
+        self._source.pack_padding(False)
         for held in self._held():
             held.exchange()
         # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
@@ -82,13 +84,16 @@ class Attached:
             _live.discard(self)
 
     def exit(self) -> None:
-        """Undo `enter`."""
-        self.key.enabled = False
+        """Undo `enter`; a second time changes nothing."""
+        if not self.on:
+            return
+        self.key.enabled = self.on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         for held in self._held():
             held.exchange()
+        self._source.pack_padding(True)
 
     def leave(self, block: object) -> None:
         """Step aside for a block: Ctrl-C comes before that or after it."""
