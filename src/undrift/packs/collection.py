@@ -156,6 +156,9 @@ class Packs:
             parts.append(part)
         return joined(parts)
 
+    def __iter__(self) -> Iterator[Pack]:
+        return iter(self._packs.values())
+
     def __len__(self) -> int:
         return len(self.names)
 

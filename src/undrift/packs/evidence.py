@@ -6,6 +6,7 @@
 network compares an image with every pack. The logarithm gives each layer the same say, whatever its scale.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -88,6 +89,10 @@ class DomainMoments:
         model.router.update({name: row.detach().cpu() for name, row in rows.items()})
         model.facts[FACT] = {"layers": dict(self.layers), "images": self.images}
 
+    def state(self) -> dict[str, Any]:
+        """Return the moments as plain values and tensors."""
+        return {**vars(self), "layers": dict(self.layers)}
+
     def calibrated(self, own: ImageMoments) -> "DomainMoments":
         """Return these moments with level and spread of the evidence of the domain's own images."""
         if len(own) < 2:
@@ -169,6 +174,14 @@ class Gathering:
                 self._kept, self._stride = self._kept[::2], 2 * self._stride
         self._next -= len(mean)
         self.images += len(mean)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was gathered, for a stream that resumes."""
+        return copy.deepcopy(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was gathered."""
+        vars(self).update(copy.deepcopy(dict(state)))
 
     def moments(self) -> DomainMoments | None:
         """Return what was gathered; None where no image was."""

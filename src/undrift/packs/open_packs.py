@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,11 @@ from torch import nn
 
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.packs.collection import Packs
-from undrift.packs.file import check_path
+from undrift.packs.domain_file import DomainFile, inspect
+from undrift.packs.file import check_path, check_source
+from undrift.packs.fingerprint import fingerprint
 from undrift.packs.router import LIMIT
+from undrift.posterior.perturbed import Perturbed
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -52,29 +56,74 @@ def packs(net: nn.Module, *files: Place, preprocess: "Preprocess | None" = None,
             'undrift.packs(net, "night.safetensors").'
         )
     made = Packs(net, preprocess, limit)
-    places = [place for file in files for place in _files_in(file)]
-    for place in places:
-        _add(made, place)
+    made.refused = _each([place for file in files for place in _files_in(file)], made.add)
     if len(made.names) == 1:
         raise next(iter(made.refused.values()))
-    for error in made.refused.values():
-        warnings.warn(f"{error} The other packs are used.", UndriftWarning, stacklevel=2)
+    _warn(made.refused)
     return made
 
 
-def _add(made: Packs, place: Path) -> None:
+def files_for(model: Perturbed, packs: "Packs | Place | Sequence[Place]", episodic: bool) -> list[DomainFile]:
+    """Return the packs that a stream is given, read and checked; a bad one among them is left out with a warning."""
+    if episodic:
+        raise OptionError(
+            "packs were given to an episodic stream, which forgets each batch; needed: one that goes on. Leave out "
+            "episodic, or packs."
+        )
+    if isinstance(packs, Packs):
+        given: list[Place] = [pack.path for pack in packs]
+    else:
+        given = [packs] if isinstance(packs, str | os.PathLike) else list(packs)
+    places = [place for file in given for place in _files_in(file, some=False)]
+    own, found = fingerprint(model), dict[str, DomainFile]()
+
+    def read(place: Path) -> None:
+        file = inspect(place)
+        check_source(model, file, own)
+        if file.name in found:
+            raise OptionError(
+                f"{place.name} is called {file.name!r}, as is another pack; needed: a name of its own. Save it with "
+                "another: undrift.save(model, path, name=…)."
+            )
+        found[file.name] = file
+
+    refused = _each(places, read)
+    if places and not found:
+        raise next(iter(refused.values()))
+    _warn(refused)
+    return list(found.values())
+
+
+def _each(places: Sequence[Path], use: Callable[[Path], object]) -> dict[str, UndriftError]:
+    """Use each file, and return why some cannot be used."""
+    refused = {}
+    for place in places:
+        if (error := _tried(place, use)) is not None:
+            refused[str(place)] = error
+    return refused
+
+
+def _tried(place: Path, use: Callable[[Path], object]) -> UndriftError | None:
     try:
-        made.add(place)
+        use(place)
     except UndriftError as error:
-        made.refused[str(place)] = error
+        return error
+    return None
 
 
-def _files_in(place: Place) -> list[Path]:
+def _warn(refused: Mapping[str, UndriftError]) -> None:
+    for error in refused.values():
+        warnings.warn(f"{error} The other packs are used.", UndriftWarning, stacklevel=3)
+
+
+def _files_in(place: Place, some: bool = True) -> list[Path]:
+    """Return the packs at a place: a file, or those of a folder, where there have to be some."""
     check_path(place)
     path = Path(place)
     if not path.is_dir():
         return [path]
-    if found := sorted(path.glob("*.safetensors")):
+    found = sorted(path.glob("*.safetensors"))
+    if found or not some:
         return found
     raise DataError(
         f"{path} holds no .safetensors file; needed: packs, as undrift.save writes them. Name another folder."

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, PerturbationMismatch
-from undrift.packs.domain_file import COUNTS, LOG_VAR, problem
+from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, problem
 from undrift.packs.shift import Shift
 from undrift.posterior.added import added_state
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in
+from undrift.system.autocast import weights_moved
 
 
 def domain_state(model: Perturbed) -> dict[str, Tensor]:
@@ -94,3 +95,28 @@ def fill(
 def _some(names: list[str], what: str) -> str:
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return f"{len(names)} {what} ({shown})" if names else ""
+
+
+def check_fill_start(model: Perturbed, file: DomainFile) -> None:
+    """Raise where `fill_start` would leave out weights that a domain file holds, or their shapes differ."""
+    state = domain_state(model)
+    given = {name: tuple(t.shape) for name, t in file.tensors.items() if not name.endswith((LOG_VAR, COUNTS))}
+    given |= {name: shift.shape for name, shift in file.shifts.items()}
+    if wrong := [name for name, shape in given.items() if name not in state or tuple(state[name].shape) != shape]:
+        raise PerturbationMismatch(
+            f"{file.path.name} holds {_some(wrong, 'tensors')} that this stream does not train; needed: a pack "
+            'of the same kind. Name the method that made it, such as method="undrift" for one with weights, or leave '
+            "the pack out."
+        )
+
+
+@torch.no_grad()
+def fill_start(model: Perturbed, file: DomainFile) -> None:
+    """Fill what a domain file holds into a network at its start; what it does not hold stays the source's."""
+    for name, value in domain_state(model).items():
+        if name in file.tensors and file.tensors[name].shape == value.shape:
+            value.copy_(file.tensors[name])
+        elif name in file.shifts:
+            value.copy_(file.shifts[name].to(value.device).added_to(value))
+    weights_moved()
+    filled_in(model)
