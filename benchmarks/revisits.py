@@ -1,8 +1,8 @@
 """Claim: a stream with packs comes back to a domain as it left it.
 
 Some corruptions of CIFAR-10 (severity 5) come one after another, and again, on other images each time. With `packs=()`
-the stream knows a domain again by its moments, and puts back what it had learned there. The question is the error on the
-first batches of the second and later visits, against the last batches of the first visit; the control is the same
+the stream knows a domain again by its moments, and puts back what it had learned there. The question is the error on
+the first batches of the second and later visits, against the last batches of the first visit; the control is the same
 stream without packs.
 
 Predicted: with packs, first batches of later visits within 1 point of the last batches of the first visit, on the mean;
@@ -57,8 +57,8 @@ def main() -> None:
         rows = torch.arange(visit * asked.images, (visit + 1) * asked.images) % len(clean)
         for number, name in enumerate(domains):
             images, labels = corrupt(clean.images[rows], name, 5), clean.labels[rows]
-            for part in torch.arange(len(rows)).split(asked.batch):
-                batches.append((visit, number, images[part], labels[part]))
+            parts = torch.arange(len(rows)).split(asked.batch)
+            batches += [(visit, number, images[part], labels[part]) for part in parts]
     found: dict[str, Any] = {}
     for way, settings in (("with packs", {"packs": ()}), ("without", {})):
         torch.manual_seed(0)

@@ -25,8 +25,11 @@ from undrift.posterior.attached import root_of
 from undrift.posterior.batch import device_of
 from undrift.posterior.layers import evaluating
 
-LIMIT = 0.5
-"""Standard deviations of single images that the mean of a batch may be away from a domain."""
+LIMIT = 0.25
+"""Standard deviations of single images that the mean of a batch may be away from a domain, besides chance."""
+
+CHANCE = 2.0
+"""Standard errors of that mean, and of the mean of the domain's own images, that come on top."""
 
 LEAST = 32
 """Images that are compared at a time; smaller batches are compared together with those before them."""
@@ -47,6 +50,12 @@ class Domain:
     file: DomainFile | None = None
     gathering: Gathering = field(default_factory=Gathering)
 
+    def saw(self, seen: ImageMoments) -> None:
+        """Take in more images of the domain; a pack's moments stay."""
+        self.gathering.add(seen)
+        if self.file is None:
+            self.moments = self.gathering.moments()
+
 
 class Switching:
     """Keeps what a stream learned of each domain, and says which one the network is in.
@@ -62,7 +71,8 @@ class Switching:
         self.domains: dict[str, Domain] = {}
         self.current = SOURCE
         self.switches: list[tuple[int, str]] = []
-        self._recent: ImageMoments | None = None
+        self._window: ImageMoments | None = None  # the last images
+        self._in_doubt = True  # whether it is open which domain they are of
         device = device_of(self.model)
         for file in files:
             check_fill_start(self.model, file)
@@ -72,20 +82,24 @@ class Switching:
     def __call__(self, images: Tensor) -> bool:
         """Look at a batch before it is answered; return whether the network went to another domain."""
         images = images[finite_rows(images)]
-        if not len(images):
-            return False
-        seen = self._look(images)
+        seen = self._look(images) if len(images) else None
         if seen is None:
             return False
-        compared = self._compared(seen)
-        target = self._target(compared)
+        window = self._window = _joined(self._window, seen)
+        if not self._in_doubt:
+            if _fits(self.domains[self.current].moments, window):
+                self.domains[self.current].saw(seen)
+                return False
+            # Of a window the oldest images may still be of the last domain, and only the newest of another.
+            self._in_doubt, window = True, seen
+            self._window = seen
+        if len(window) < LEAST:
+            return False
+        target, self._in_doubt = self._target(window), False
         switched = target != self.current
         if switched:
             self._go(target)
-            self._recent = None
-        self.domains[target].gathering.add(seen)
-        if (moments := self.domains[target].gathering.moments()) is not None and self.domains[target].file is None:
-            self.domains[target].moments = moments
+        self.domains[target].saw(window)
         return switched
 
     @torch.no_grad()
@@ -95,31 +109,15 @@ class Switching:
             forward(root_of(net), images)
             return watch.moments()
 
-    def _compared(self, seen: ImageMoments) -> ImageMoments:
-        """Return what is compared: the batch, or the last images where it is small."""
-        if self._recent is not None and len(seen) < LEAST:
-            mean, var = (
-                torch.cat([getattr(self._recent, name), getattr(seen, name)])[-LEAST:] for name in ("mean", "var")
-            )
-            seen = ImageMoments(seen.layers, mean, var)
-        self._recent = ImageMoments(seen.layers, seen.mean[-LEAST:], seen.var[-LEAST:])
-        return seen
-
-    def _target(self, seen: ImageMoments) -> str:
+    def _target(self, window: ImageMoments) -> str:
         """Return the name of the domain that the images belong to, a new one where none fits."""
         known = {name: d.moments for name, d in self.domains.items() if d.moments is not None}
-        if self.current in known and _fits(known[self.current], seen):
-            return self.current
-        few = len(seen) < LEAST and self.current in self.domains
-        if few:  # too few to say that the domain is another
-            return self.current
-        fitting = {name: moments for name, moments in known.items() if _fits(moments, seen)}
+        fitting = {name: moments for name, moments in known.items() if _fits(moments, window)}
         if fitting:
             layers = common_layers(list(fitting.values()))
-            away = {name: float(moments.only(layers).evidence(seen).mean()) for name, moments in fitting.items()}
+            away = {name: float(moments.only(layers).evidence(window).mean()) for name, moments in fitting.items()}
             return min(away, key=lambda name: away[name])
-        number = 1 + sum(name.startswith("new-") for name in self.domains)
-        return f"new-{number}"
+        return f"new-{1 + sum(name.startswith('new-') for name in self.domains)}"
 
     def _go(self, name: str) -> None:
         """Leave the current domain, and go to another."""
@@ -157,6 +155,8 @@ class Switching:
         return {
             "current": self.current,
             "switches": list(self.switches),
+            "in doubt": self._in_doubt,
+            "window": (w := self._window) and (dict(w.layers), w.mean, w.var),
             "domains": {
                 name: {
                     "learned": domain.learned,
@@ -170,7 +170,9 @@ class Switching:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; packs that it names and this stream was not given are known by what it holds."""
         device, files = device_of(self.model), {name: domain.file for name, domain in self.domains.items()}
-        self.current, self.switches, self._recent = state["current"], list(state["switches"]), None
+        self.current, self.switches = state["current"], list(state["switches"])
+        self._in_doubt, window = state["in doubt"], state["window"]
+        self._window = None if window is None else ImageMoments(window[0], window[1].to(device), window[2].to(device))
         self.domains = {}
         for name, kept in state["domains"].items():
             moments = None if kept["moments"] is None else DomainMoments(**kept["moments"]).to(device)
@@ -178,9 +180,18 @@ class Switching:
             domain.gathering.load_state_dict(kept["gathered"])
 
 
-def _fits(moments: DomainMoments, seen: ImageMoments) -> bool:
+def _joined(window: ImageMoments | None, seen: ImageMoments) -> ImageMoments:
+    """Return the last images, a batch among them."""
+    if window is None or len(seen) >= LEAST or dict(window.layers) != dict(seen.layers):
+        return seen
+    mean, var = (torch.cat([getattr(window, name), getattr(seen, name)])[-LEAST:] for name in ("mean", "var"))
+    return ImageMoments(seen.layers, mean, var)
+
+
+def _fits(moments: DomainMoments | None, seen: ImageMoments) -> bool:
     """Return whether images are, on average, as near to a domain as its own."""
-    if moments.level is None or moments.spread is None:
+    if moments is None or moments.level is None or moments.spread is None:
         return False
     away = float((moments.evidence(seen).mean() - moments.level) / moments.spread)
-    return not math.isnan(away) and away <= LIMIT
+    allowed = LIMIT + CHANCE * math.sqrt(1 / len(seen) + 1 / min(moments.images, Gathering.MOST))
+    return not math.isnan(away) and away <= allowed

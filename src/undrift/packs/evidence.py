@@ -37,7 +37,7 @@ class DomainMoments:
         layers: the layers, in the order of the pass, and how many channels of each are looked at.
         mean: of all these channels, one row.
         var: over positions and images.
-        images: how many they were taken from; 0 for a network's own running statistics.
+        images: how many they were taken from; 0 for a network's own running statistics, whose number nobody knows.
         level: the mean evidence of the domain's own images; `spread`: its standard deviation. None where unknown.
     """
 
@@ -92,13 +92,6 @@ class DomainMoments:
     def state(self) -> dict[str, Any]:
         """Return the moments as plain values and tensors."""
         return {**vars(self), "layers": dict(self.layers)}
-
-    def calibrated(self, own: ImageMoments) -> "DomainMoments":
-        """Return these moments with level and spread of the evidence of the domain's own images."""
-        if len(own) < 2:
-            return self
-        evidence = self.evidence(own).double()
-        return replace(self, level=float(evidence.mean()), spread=max(float(evidence.std()), 1e-3))
 
     def to(self, device: torch.device) -> "DomainMoments":
         """Return the moments on a device."""
@@ -187,9 +180,22 @@ class Gathering:
         """Return what was gathered; None where no image was."""
         if self._sums is None or not self.images:
             return None
-        mean, square = (total / self.images for total in self._sums)
-        found = DomainMoments(self._layers, mean.float(), (square - mean.square()).clamp_min(0).float(), self.images)
-        return found.calibrated(ImageMoments(self._layers, *(torch.stack(p) for p in zip(*self._kept, strict=True))))
+        found = self._without(0, 0, 0)
+        if len(self._kept) < 2:
+            return found
+        own = ImageMoments(self._layers, *(torch.stack(part) for part in zip(*self._kept, strict=True)))
+        # Each image is compared with all others: few images are near their own mean, and no other image is.
+        wide = own.mean.to(self._sums[0])
+        others = self._without(wide, own.var.nan_to_num(0.0).to(wide) + wide.square(), 1)
+        evidence = others.evidence(own).double()
+        return replace(found, level=float(evidence.mean()), spread=max(float(evidence.std()), 1e-3))
+
+    def _without(self, mean: Tensor | int, square: Tensor | int, images: int) -> DomainMoments:
+        """Return the moments of the domain without some images, a row for each row of their sums."""
+        assert self._sums is not None, "images were gathered"
+        count = self.images - images
+        rest, squares = ((whole - part) / count for whole, part in zip(self._sums, (mean, square), strict=True))
+        return DomainMoments(self._layers, rest.float(), (squares - rest.square()).clamp_min(0).float(), count)
 
 
 def sigmas_away(evidence: Tensor, moments: DomainMoments) -> Tensor:
