@@ -93,6 +93,8 @@ class Run:
         self.surveys.settle_views(self._failed)
         self.surveys.know_domain(self._failed)
         history = self.history()
+        # Anew, as what a pack said of itself before is over: the day it was made, too.
+        self.model.facts = {"images": self.images.data.size - len(history.bad_images), "verdict": str(history.verdict)}
         history.warn(stacklevel=4)
         return history
 

@@ -93,6 +93,7 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
+        self.model.facts = {"images": self.report.images - self.report.skipped}
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
         if self._single == 2 and self.gather is None:  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)

@@ -136,6 +136,8 @@ class DomainFile:
                 f"{self.path.name}: {self.size:,} bytes, undrift {self.undrift}",
                 f"source network  {self.source or 'not named'} (fingerprint {short(self.fingerprint)})",
                 f"options         {', '.join(chosen) or 'the defaults'}",
+                f"made            {self.created or 'unknown when'}, on {self._images()}",
+                f"trained weights {self._mean()}",
                 f"preprocessing   {self.preprocess or 'not given'}",
                 f"classes         {', '.join(map(_quoted, self.classes)) if self.classes else 'not given'}",
                 lines[0],
@@ -143,6 +145,16 @@ class DomainFile:
                 *lines[1:],
             ]
         )
+
+    def _images(self) -> str:
+        return "an unknown number of images" if self.images is None else f"{self.images:,} images"
+
+    def _mean(self) -> str:
+        if not self.shifts:
+            return "none, or all stored exactly"
+        bits = 8 * sum(shift.nbytes for shift in self.shifts.values())
+        weights = sum(math.prod(shift.shape) for shift in self.shifts.values())
+        return f"{weights:,} compressed, {bits / weights:.2f} bits each in memory"
 
 
 def _quoted(name: str) -> str:

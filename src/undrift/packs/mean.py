@@ -21,7 +21,7 @@ DEFAULT = "ternary"
 
 STEPPED: Mapping[str, Callable[[Tensor], Shift]] = {
     "signs": partial(SteppedShift.of, levels=2),
-    "ternary": partial(SteppedShift.of, levels=3),
+    "ternary": partial(SteppedShift.of, levels=3, dead_zone=0.6),
     "2-bit": partial(SteppedShift.of, levels=4),
     "3-bit": partial(SteppedShift.of, levels=7),
     "4-bit": partial(SteppedShift.of, levels=15),

@@ -51,6 +51,8 @@ class Sections:
         left = dict(tensors)
         rows, entries, facts = (json.loads(header.get(name, "{}")) for name in ("rows", "shifts", "facts"))
         for name, shape in rows.items():
+            if left[name].shape != (shape[0],) or min(shape) < 1:
+                raise ValueError(f"{name} holds {left[name].numel()} numbers for rows of {shape}")
             left[name] = left[name].view(-1, *[1] * (len(shape) - 1)).expand(shape)
         shifts = {}
         for name, entry in entries.items():
