@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import batches_of
 from undrift.options import _suggest
-from undrift.packs.domain_file import inspect
+from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.evidence import DomainMoments
 from undrift.packs.file import check_path
 from undrift.packs.fingerprint import fingerprint
@@ -67,11 +67,16 @@ class Packs:
         return (SOURCE, *self._packs)
 
     @property
+    def answered(self) -> dict[str, int]:
+        """How many images each pack answered."""
+        return {name: self._answered[name] for name in self.names}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory of all packs, beside the network."""
         return sum(pack.nbytes for pack in self._packs.values())
 
-    def add(self, file: Place, name: str | None = None) -> str:
+    def add(self, file: Place | DomainFile, name: str | None = None) -> str:
         """Add a pack, and return its name: the given one, or the one that the file says.
 
         Raises:
@@ -79,8 +84,10 @@ class Packs:
             OptionError: there is a pack of that name.
             DataError: the file is missing or damaged.
         """
-        check_path(file)
-        found = inspect(file)
+        if not isinstance(file, DomainFile):
+            check_path(file)
+            file = inspect(file)
+        found = file
         name = found.name if name is None else name
         with turn(self.net):
             check_fits(found, name, self)
@@ -166,7 +173,7 @@ class Packs:
         return f"Packs({', '.join(self.names)})"
 
     def __str__(self) -> str:
-        return table(self._packs, self._answered, self.unknown)
+        return table(self._packs, self.answered, self.unknown)
 
     # What Routing asks for --------------------------------------------------------------------------------------
 

@@ -12,6 +12,12 @@ KEPT_STATISTICS = "kept_statistics"
 """The fact that a pack with batch statistics holds those of its whole domain, too."""
 
 
+def state_facts(model: Perturbed, **facts: object) -> None:
+    """Let a model's pack say these facts and no earlier ones, beside how its domain is known."""
+    kept = {name: model.facts[name] for name in (FACT, KEPT_STATISTICS) if name in model.facts}
+    model.facts = {**facts, **kept}
+
+
 def knows(model: Perturbed) -> bool:
     """Return whether the model's pack will hold moments of its domain."""
     return FACT in model.facts

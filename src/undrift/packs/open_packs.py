@@ -3,16 +3,18 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift._errors import OptionError, UndriftError, UndriftWarning
 from undrift.packs.collection import Packs
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
+from undrift.packs.folder import read_folder
 from undrift.packs.router import LIMIT
 from undrift.posterior.perturbed import Perturbed
 
@@ -56,7 +58,8 @@ def packs(net: nn.Module, *files: Place, preprocess: "Preprocess | None" = None,
             'undrift.packs(net, "night.safetensors").'
         )
     made = Packs(net, preprocess, limit)
-    made.refused = _each([place for file in files for place in _files_in(file)], made.add)
+    found, made.refused = _read(files)
+    _take(found, made.add, made.refused)
     if len(made.names) == 1:
         raise next(iter(made.refused.values()))
     _warn(made.refused)
@@ -74,57 +77,61 @@ def files_for(model: Perturbed, packs: "Packs | Place | Sequence[Place]", episod
         given: list[Place] = [pack.path for pack in packs]
     else:
         given = [packs] if isinstance(packs, str | os.PathLike) else list(packs)
-    places = [place for file in given for place in _files_in(file, some=False)]
-    own, found = fingerprint(model), dict[str, DomainFile]()
+    found, refused = _read(given, some=False)
+    own, chosen = fingerprint(model), dict[str, DomainFile]()
 
-    def read(place: Path) -> None:
-        file = inspect(place)
+    def take(file: DomainFile) -> None:
         check_source(model, file, own)
-        if file.name in found:
+        if file.name in chosen:
             raise OptionError(
-                f"{place.name} is called {file.name!r}, as is another pack; needed: a name of its own. Save it with "
-                "another: undrift.save(model, path, name=…)."
+                f"{file.path.name} is called {file.name!r}, as is another pack; needed: a name of its own. Save it "
+                "with another: undrift.save(model, path, name=…)."
             )
-        found[file.name] = file
+        chosen[file.name] = file
 
-    refused = _each(places, read)
-    if places and not found:
+    _take(found, take, refused)
+    if refused and not chosen:
         raise next(iter(refused.values()))
     _warn(refused)
-    return list(found.values())
+    return list(chosen.values())
 
 
-def _each(places: Sequence[Path], use: Callable[[Path], object]) -> dict[str, UndriftError]:
-    """Use each file, and return why some cannot be used."""
-    refused = {}
+def _read(places: Sequence[Place], some: bool = True) -> tuple[list[DomainFile], dict[str, UndriftError]]:
+    """Return the packs at some places (files, or folders of them), and why others cannot be read.
+
+    Args:
+        some: whether a folder has to hold one; a stream may put the first there.
+    """
+    found, refused = list[DomainFile](), dict[str, UndriftError]()
     for place in places:
-        if (error := _tried(place, use)) is not None:
-            refused[str(place)] = error
-    return refused
+        check_path(place)
+        path = Path(place)
+        if path.is_dir():
+            if some or any(path.glob("*.safetensors")):
+                folder = read_folder(path)
+                found += folder.packs
+                refused |= {str(path / name): error for name, error in folder.damaged.items()}
+        else:
+            _tried(str(path), partial(_inspect, path, found), refused)
+    return found, refused
 
 
-def _tried(place: Path, use: Callable[[Path], object]) -> UndriftError | None:
+def _inspect(path: Path, found: list[DomainFile]) -> None:
+    found.append(inspect(path))
+
+
+def _take(files: Sequence[DomainFile], take: Callable[[DomainFile], object], refused: dict[str, UndriftError]) -> None:
+    for file in files:
+        _tried(str(file.path), partial(take, file), refused)
+
+
+def _tried(name: str, call: Callable[[], object], refused: dict[str, UndriftError]) -> None:
     try:
-        use(place)
+        call()
     except UndriftError as error:
-        return error
-    return None
+        refused[name] = error
 
 
 def _warn(refused: Mapping[str, UndriftError]) -> None:
     for error in refused.values():
         warnings.warn(f"{error} The other packs are used.", UndriftWarning, stacklevel=3)
-
-
-def _files_in(place: Place, some: bool = True) -> list[Path]:
-    """Return the packs at a place: a file, or those of a folder, where there have to be some."""
-    check_path(place)
-    path = Path(place)
-    if not path.is_dir():
-        return [path]
-    found = sorted(path.glob("*.safetensors"))
-    if found or not some:
-        return found
-    raise DataError(
-        f"{path} holds no .safetensors file; needed: packs, as undrift.save writes them. Name another folder."
-    )
