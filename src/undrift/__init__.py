@@ -1,7 +1,7 @@
 """undrift: source-free domain adaptation by variational model perturbation, for any PyTorch network.
 
 The verbs, in the order of use: `perturb` a network, `adapt` it to unlabelled data or let it follow a `stream`,
-`predict`, `evaluate`, `save` and `load` the domain, `export` the adapted network.
+`predict`, `evaluate`, `save` and `load` the domain, answer with many `packs` at once, `export` the adapted network.
 """
 
 from undrift import images, methods
@@ -31,10 +31,13 @@ from undrift.loop.cuda_graph import Captured
 from undrift.loop.streaming import Stream
 from undrift.objective import kl, kl_term, step_loss
 from undrift.options import Options, preset
+from undrift.packs.collection import Packs
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.export import export
 from undrift.packs.file import load, save
 from undrift.packs.fingerprint import fingerprint
+from undrift.packs.open_packs import packs
+from undrift.packs.routed import Routed
 from undrift.perturb import perturb, remove
 from undrift.posterior.perturbed import Perturbed
 from undrift.predict import predict
@@ -52,10 +55,12 @@ __all__ = [
     "OptionError",
     "Options",
     "OutputError",
+    "Packs",
     "PerturbationMismatch",
     "Perturbed",
     "Prediction",
     "Report",
+    "Routed",
     "Shot",
     "Step",
     "Stream",
@@ -78,6 +83,7 @@ __all__ = [
     "kl_term",
     "load",
     "methods",
+    "packs",
     "perturb",
     "predict",
     "preset",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError
+from undrift.answer.asked import checked_samples, views_asked
 from undrift.answer.average import average, average_finite, no_answer
 from undrift.answer.draws import limit_of
 from undrift.answer.fast_mode import FewDraws, few_draws, joined, one_pass_is_enough
@@ -16,7 +17,7 @@ from undrift.answer.predict_session import PredictSession
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.answer.tiles import check_tile, over_tiles
-from undrift.answer.views import AUTO, ReversibleView, chosen, combined
+from undrift.answer.views import ReversibleView
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed, number_above
@@ -75,7 +76,7 @@ def predict(
     """
     model = unwrapped(model)
     warn_of_preprocess(model, images, stacklevel=4)  # behind no_grad
-    samples = _checked_samples(model, samples)
+    samples = checked_samples(model, samples)
     number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
     if mode not in get_args(Mode):
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
@@ -108,20 +109,7 @@ def _average_few(
 
 def _sides(model: nn.Module, names: str | Sequence[str] | None, mode: Mode) -> list[ReversibleView]:
     """Return the views of an image to ask, none where that is the image alone."""
-    if names is None:
-        names = model.options.answer_views if isinstance(model, Perturbed) and mode == "full" else ()
-        names = () if names == (AUTO,) else names
-    names = chosen(names)
-    if names and mode == "fast":
+    sides = views_asked(model, names, own=mode == "full")
+    if sides and mode == "fast":
         raise OptionError(f'views={names!r} with mode="fast": draws of one image are what it calibrates. Take one.')
-    return combined(names) if names else []
-
-
-def _checked_samples(model: nn.Module, samples: int | None) -> int:
-    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 0):
-        raise OptionError(
-            f"samples={samples!r} is not a whole number from 0 up. 0 is the mean network, 10 the paper's."
-        )
-    if not isinstance(model, Perturbed):
-        return 0
-    return model.options.test_samples if samples is None else samples
+    return sides

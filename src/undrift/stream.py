@@ -20,13 +20,16 @@ from undrift.loop.learning import gather_of
 from undrift.loop.online import OnlineSteps
 from undrift.loop.optimise import make_optimiser, own_parameters
 from undrift.loop.streaming import Stream
+from undrift.loop.switching import Switching
 from undrift.options import Answer
+from undrift.packs.open_packs import Place, files_for
 from undrift.recipes.named import parts_of
 from undrift.recipes.perturb_plain import perturb_plain
 from undrift.system.progress import Bar
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
+    from undrift.packs.collection import Packs
 
 
 def stream(
@@ -42,6 +45,7 @@ def stream(
     captured: bool = False,
     gather: int | None = None,
     balanced: bool = False,
+    packs: "Packs | Place | Sequence[Place] | None" = None,
     keepers: Sequence[Keeper] = (),
     generator: torch.Generator | None = None,
     preprocess: "Preprocess | None" = None,
@@ -86,6 +90,9 @@ def stream(
             views) need a batch, and are left out. What waits when the stream ends is not learned.
         balanced: with `gather`, make steps on a memory of so many images that holds as many of each predicted class,
             for streams whose classes come in runs. One more forward pass per step.
+        packs: domains that are known: packs, a folder of them, or a `Packs`; none of them (`packs=()`) makes the stream
+            know those that it meets. It starts from the pack that fits, and comes back to a known domain with what was
+            learned there. `Stream.domain` names it, `Stream.keep(path)` saves it. One more forward pass per batch.
         keepers: what holds on to the source besides the KL (see `undrift.keep`).
         generator: with a plain network, makes the noise reproducible.
         preprocess: with a plain network, what happens to an image before the network sees it; `classes`: their names.
@@ -119,6 +126,7 @@ def stream(
             failing.enter_context(given_back(model))
             likelihood, keepers = parts.likelihood, parts.keepers
             episodic = recipe.episodic if episodic is None else episodic
+        files = None if packs is None else files_for(model, packs, bool(episodic))
         gathers = gather_of(gather, balanced, model, bool(episodic))
         warn_of_preprocess(model, batches)
         asked = as_likelihood(entropy if likelihood is None else likelihood)
@@ -130,7 +138,8 @@ def stream(
         optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own_parameters(asked))
         online = OnlineSteps(model, asked, optimiser, Guard() if guard else None, keepers, captured)
         bar = Bar("stream", length_hint(batches) or None) if progress else None
-        going = Stream(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all())
+        switching = None if files is None else Switching(online, files)
+        going = Stream(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all(), switching)
         if parts is not None:
             model.give_back()  # once nobody holds it
         return going

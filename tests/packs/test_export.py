@@ -73,6 +73,19 @@ def test_a_program_is_the_mean_network_for_any_batch(tmp_path: Path, statistics:
         assert torch.equal(program(images(count)), mean_logits(model, images(count)))
 
 
+@pytest.mark.parametrize("statistics", ["source", "batch"])
+def test_an_onnx_model_is_the_mean_network_for_any_batch(tmp_path: Path, statistics: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = adapted(convnet(), norm_statistics=statistics, classes=list("abcde"))
+    export(model, tmp_path / "net.onnx", "onnx", example=images(1))
+    session = runtime.InferenceSession(tmp_path / "net.onnx")
+    (given,) = session.get_inputs()
+    for count in (2, 9):
+        (found,) = session.run(None, {given.name: images(count).numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), mean_logits(model, images(count)), rtol=0, atol=1e-4)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list("abcde")
+
+
 def test_the_mean_network_takes_statistics_of_its_own_from_images(tmp_path: Path) -> None:
     model, seen = adapted(convnet()), images(12, seed=5)
     with pytest.warns(
@@ -141,7 +154,8 @@ def test_tied_weights_compiled_networks_and_shared_layers(tmp_path: Path) -> Non
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     model = undrift.perturb(convnet())
     for format_, example, match in (
-        ("onnx", None, r"not one of state_dict, torch\.export\. Take state_dict"),
+        ("onx", None, r"did you mean 'onnx'.*not one of state_dict, torch\.export, onnx\. Take state_dict"),
+        ("onnx", None, r"no example.*onnx needs a batch.*example=images"),
         ("torch.export", None, r"no example.*example=images"),
         ("torch.export", "images", "an example that is str"),
     ):

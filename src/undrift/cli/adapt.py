@@ -14,7 +14,7 @@ from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, perturbed_afresh
 from undrift.cli.output_paths import Force, alone, beside
 from undrift.cli.session import Session, command
-from undrift.cli.shared_arguments import Images, MethodBatchSize, Preset, Seed
+from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
 from undrift.options import Options
 
 
@@ -38,6 +38,7 @@ def run(
         str,
         typer.Option(help="The epoch to keep: last, or best by the label-free verdict.", metavar="NAME", hidden=True),
     ] = "last",
+    pack_mean: PackMean = None,
     seed: Seed = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Saved every epoch; resume from it.", metavar="FILE")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="Also draw the history: NAME.history.png.", hidden=True)] = False,
@@ -52,8 +53,11 @@ def run(
 
     from undrift.adapt import adapt
     from undrift.packs.file import save
+    from undrift.packs.mean import DEFAULT, compressor
 
     which = _keep(keep)
+    stored_mean = pack_mean or DEFAULT
+    compressor(stored_mean)  # raises now, not after hours of work
     chosen = choose("adapt", method, settings, preset, options, likelihood, seed)
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
     outputs = (out, history_path, plot_path)
@@ -76,7 +80,7 @@ def run(
             progress=False if session.quiet else None,
         )
     # Write every file before printing, so that a closed stdout costs no result.
-    save(perturbed, out, source=opened.source.name)
+    save(perturbed, out, source=opened.source.name, mean=stored_mean)
     session.kept = f"{out} was written whole."
     history.save(history_path)
     if plot_path is not None:

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 
 COLUMNS = ("path", "label", "probability", "entropy", "mutual_information")
 ABSTAIN = "abstain"
-Row = tuple[str, str, float, float, float]
+PACK = "pack"
+"""The column of answers with several packs: which one gave each."""
+
+Row = tuple[Any, ...]
 Add = Callable[[Sequence[Row]], object]
 
 
 def rows_of(
     names: Sequence[str], prediction: "Prediction", classes: tuple[str, ...] | None, abstain_below: float | None
 ) -> list[Row]:
-    """Return one row per image; the label is "abstain" below the threshold and empty without a finite answer."""
+    """Return one row per image; the label is "abstain" below the threshold and empty without a finite answer.
+
+    An answer that comes from one of several packs says which at its end.
+    """
     per_image(prediction.probs, "a table of answers")
     found = prediction.cpu()
     numbers = (found.label.tolist(), found.probs.amax(1).tolist(), found.entropy.tolist(), found.mutual_info.tolist())
@@ -33,7 +39,8 @@ def rows_of(
     for name, label, probability, entropy, mutual in zip(names, *numbers, strict=True):
         unsure = label >= 0 and abstain_below is not None and probability < abstain_below
         rows.append((name, ABSTAIN if unsure else class_name(classes, label), probability, entropy, mutual))
-    return rows
+    packs = getattr(found, PACK, None)
+    return rows if packs is None else [(*row, pack) for row, pack in zip(rows, packs, strict=True)]
 
 
 def check_threshold(abstain_below: float | None, classes: tuple[str, ...] | None) -> None:
@@ -62,7 +69,12 @@ def csv_lines(rows: Sequence[Sequence[object]]) -> bytes:
 
 def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return rows as JSON objects."""
-    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    return [dict(zip(columns_of(len(row) > len(COLUMNS)), row, strict=True)) for row in rows]
+
+
+def columns_of(packs: bool) -> tuple[str, ...]:
+    """Return the columns of answers, with that of several packs."""
+    return (*COLUMNS, PACK) if packs else COLUMNS
 
 
 def check_ending(path: Path | None) -> None:
@@ -87,17 +99,18 @@ def arrow() -> Any:
 
 
 @contextmanager
-def rows_in(path: Path) -> Iterator[Add]:
+def rows_in(path: Path, packs: bool = False) -> Iterator[Add]:
     """Give a function that adds rows to a .csv or .parquet, which appears if the `with` block succeeds."""
+    columns = columns_of(packs)
     with writing(path) as file:
         if path.suffix == ".csv":
-            file.write(csv_lines([COLUMNS]))
+            file.write(csv_lines([columns]))
             yield lambda rows: file.write(csv_lines(rows))
             return
         pyarrow = arrow()
         parquet = importlib.import_module("pyarrow.parquet")
-        kinds = [pyarrow.string()] * 2 + [pyarrow.float64()] * 3
-        schema = pyarrow.schema(list(zip(COLUMNS, kinds, strict=True)))
+        kinds = [pyarrow.string()] * 2 + [pyarrow.float64()] * 3 + [pyarrow.string()] * packs
+        schema = pyarrow.schema(list(zip(columns, kinds, strict=True)))
         with parquet.ParquetWriter(file, schema) as writer:
             yield lambda rows: writer.write_table(
                 pyarrow.table([list(column) for column in zip(*rows, strict=True)], schema=schema)

@@ -21,6 +21,7 @@ COMMANDS = {
     "stream": "Adapt and answer batch by batch, as images arrive.",
     "evaluate": "Score a network on labelled images.",
     "inspect": "Show what a domain file (or a source model) holds.",
+    "packs": "List the domain files of a folder.",
     "export": "Write the adapted network for other programs.",
     "corrupt": "Make CIFAR-10-C or ImageNet-C from clean images.",
     "methods": "List every method by name.",

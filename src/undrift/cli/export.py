@@ -17,12 +17,17 @@ from undrift.cli.session import Session, command
 @takes(ModelFlags, "model", "The network")
 def run(
     session: Session,
-    domain: Annotated[Path, typer.Option(help="What `undrift adapt` wrote.", metavar="FILE")],
-    out: Annotated[Path, typer.Option(help="A .safetensors or .pt2.", metavar="FILE")],
+    domain: Annotated[Path, typer.Option("--pack", "--domain", help="What `undrift adapt` wrote.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="A .safetensors, .pt2 or .onnx.", metavar="FILE")],
     model: dict[str, Any],
     format: Annotated[  # noqa: A002
-        str, typer.Option(help="state_dict or torch.export (a program).", metavar="NAME")
-    ] = "state_dict",
+        str | None,
+        typer.Option(
+            help="state_dict, torch.export (a program) or onnx; default: as --out ends.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
     example: Annotated[
         str | None,
         typer.Option(help="Images to trace with, if their size is unknown.", metavar="PATH"),
@@ -38,14 +43,15 @@ def run(
 
     The file computes what `undrift predict --samples 0` answers, without noise and so without mutual information.
 
-    Example: undrift export --weights net.pt --domain b.safetensors --out c.pt2
+    Example: undrift export --weights net.pt --pack b.safetensors --out c.onnx
     """
     from undrift.packs.export import FORMATS, export
 
+    format = format or next((name for name, ending in FORMATS.items() if out.suffix == ending), "state_dict")  # noqa: A001
     claim((out,), force, (domain, weights_of(model)))
     opened = open_source(session, model, root, domain)
     adapted = open_adapted(opened, domain, seed=0)
-    traced = _example(opened, example) if format == FORMATS[1] else None
+    traced = _example(opened, example) if format in ("torch.export", "onnx") else None
     seen = None if images is None else opened.reader.images(images)
     export(adapted, out, format, traced, seen)  # type: ignore[arg-type]  # it says what is wrong with another format
     session.kept = f"{out} was written whole."
@@ -63,7 +69,7 @@ def _example(opened: Opened, path: str | None) -> Any:
     size = opened.preprocess.crop or opened.preprocess.resize
     if size is None or (isinstance(size, int) and opened.preprocess.crop is None):
         raise OptionError(
-            "the size of the network's images is unknown; needed: an image for torch.export to trace. Give one with "
+            "the size of the network's images is unknown; needed: an image to trace the network with. Give one with "
             "--example image.png, or --crop SIZE."
         )
     height, width = (size, size) if isinstance(size, int) else size

@@ -32,6 +32,7 @@ def run(
     from undrift.cli.extensions import extensions
     from undrift.judge import plots
     from undrift.packs.domain_file import inspect
+    from undrift.packs.shift import described as describe
 
     claim((plot,), force, (file,))
     try:
@@ -58,6 +59,9 @@ def run(
         "undrift": found.undrift,
         "fingerprint": found.fingerprint,
         "source": found.source,
+        "name": found.name,
+        "facts": found.facts,
+        "mean": {name: describe(part) for name, part in found.shifts.items()},
         "options": found.options.as_dict(),
         "preprocess": None if found.preprocess is None else found.preprocess.to_dict(),
         "classes": found.classes,

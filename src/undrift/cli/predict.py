@@ -3,21 +3,22 @@
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from undrift._errors import OptionError, UndriftWarning
+from undrift._errors import OptionError, UndriftError, UndriftWarning
 from undrift.cli.answers import (
     ABSTAIN,
-    COLUMNS,
     Row,
     as_dicts,
     check_ending,
     check_threshold,
+    columns_of,
     csv_lines,
     rows_in,
     rows_of,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from undrift.answer.prediction import Prediction
     from undrift.images import Domain
     from undrift.system.progress import Bar
 
@@ -53,6 +55,10 @@ def run(
     images: Images,
     model: dict[str, Any],
     domain: DomainFile = None,
+    pack: Annotated[
+        list[Path] | None,
+        typer.Option(help="A pack, or a folder of them; repeat it. Each image gets its own.", metavar="FILE"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A .csv or .parquet. Default: print.", metavar="FILE")] = None,
     abstain_below: Annotated[
         float | None, typer.Option(help="Below this probability, say 'abstain'.", metavar="P")
@@ -68,17 +74,22 @@ def run(
     """Answer images, with how sure the answers are.
 
     One row per image: path, label, probability, entropy (nats) and mutual_information (how much the draws disagree).
+    With --pack, each image is answered by the pack that knows it, or by the source network; the column pack says which.
 
     Example: undrift predict images/ --weights net.pt --domain b.safetensors
     """
     import torch
 
+    import undrift
     from undrift.predict import predict
     from undrift.system.progress import Bar
 
     check_ending(out)
-    opened, pictures = open_both(session, model, images, root, (out,), force, domain=domain)
+    files = files_of(pack, domain, mode)
+    first = domain if pack is None else first_whole(files)
+    opened, pictures = open_both(session, model, images, root, (out,), force, files, domain=first)
     check_threshold(abstain_below, opened.classes)
+    packs = None if pack is None else undrift.packs(opened.source.network, *pack)
     network: nn.Module = opened.source.network if domain is None else open_adapted(opened, domain, seed)
     heat = read_temperature(session, temperature, network, pictures)
     generator = torch.Generator().manual_seed(seed)
@@ -86,33 +97,57 @@ def run(
     counts = Counter(answered=0, abstained=0, unanswered=0)
     batches = pictures.named_batches(batch_size)
     printed: list[Row] = []
-    adding = nullcontext(printed.extend) if out is None else rows_in(out)
+    adding = nullcontext(printed.extend) if out is None else rows_in(out, packs is not None)
+    how: dict[str, Any] = {"generator": generator, "temperature": heat}
+    ask: Callable[..., Prediction] = partial(predict, network, mode=mode, **how)  # type: ignore[arg-type]  # it says
+    if packs is not None:
+        ask = partial(packs.predict, **how)
     with adding as add, Bar("predict", len(batches), False if session.quiet else None) as bar:
         # Fast mode has one temperature per call, so it takes all images at once. Full mode writes batch by batch.
         for call in [batches] if mode == "fast" else ([batch] for batch in batches):
             names: list[str] = []
-            prediction = predict(
-                network,
-                _noting(call, names, opened.device, bar),
-                samples,
-                generator=generator,
-                temperature=heat,
-                mode=mode,  # type: ignore[arg-type]  # predict says what is wrong with it
-            )
+            prediction = ask(_noting(call, names, opened.device, bar), samples)
             rows = rows_of(names, prediction, opened.classes, abstain_below)
             add(rows)
             unanswered = int((prediction.label < 0).sum())
             abstained = 0 if abstain_below is None else sum(label == ABSTAIN for _, label, *_ in rows)
             counts.update(answered=len(rows) - abstained - unanswered, abstained=abstained, unanswered=unanswered)
     skipped = skipped_of(pictures)
-    result = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
+    result: dict[str, Any] = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
+    if packs is not None:
+        result |= {"packs": packs.answered, "unknown": packs.unknown, "refused": sorted(packs.refused)}
     if out is None:
         if not session.as_json:
-            session.put(csv_lines([COLUMNS, *printed]).decode())
+            session.put(csv_lines([columns_of(packs is not None), *printed]).decode())
         return {**result, "answers": as_dicts(printed)}
     session.kept = f"{out} was written whole."
     session.say(f"{counts['answered']:,} answers, {counts['abstained']:,} abstentions, {len(skipped):,} images skipped")
+    if packs is not None:
+        session.say(str(packs))
     return {**result, "wrote": [session.wrote(out)]}
+
+
+def files_of(packs: list[Path] | None, domain: Path | None, mode: str) -> list[Path]:
+    """Return the files of the packs that were given, those of folders among them."""
+    if packs is None:
+        return []
+    if domain is not None or mode != "full":
+        found = "--domain" if domain is not None else f"--mode {mode}"
+        raise OptionError(
+            f"{found} was given beside --pack; needed: one of the two. --pack alone answers each image by the pack "
+            "that knows it, with all draws."
+        )
+    return [file for path in packs for file in (sorted(path.glob("*.safetensors")) if path.is_dir() else [path])]
+
+
+def first_whole(files: list[Path]) -> Path | None:
+    """Return the first pack that can be read: it says what happens to images; `undrift.packs` refuses the others."""
+    from undrift.packs.domain_file import inspect
+
+    for file in files:
+        with suppress(UndriftError):
+            return inspect(file).path
+    return None
 
 
 def _noting(

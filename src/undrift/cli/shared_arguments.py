@@ -37,3 +37,7 @@ BatchSize = Annotated[int, typer.Option(help="Images per batch.", min=1, metavar
 MethodBatchSize = Annotated[
     int | None, typer.Option(help="Batch size; default 64 or the method's.", min=1, metavar="N")
 ]
+PackMean = Annotated[
+    str | None,
+    typer.Option(help="How the file holds trained weights: ternary, 4-bit, …, exact.", metavar="NAME", hidden=True),
+]

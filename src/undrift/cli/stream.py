@@ -15,7 +15,7 @@ from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, open_perturbed, perturbed_afresh
 from undrift.cli.output_paths import Force
 from undrift.cli.session import Session, command
-from undrift.cli.shared_arguments import Images, MethodBatchSize, Preset, Seed
+from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
 from undrift.cli.signals import stopping_between_batches
 from undrift.options import Options, resolve
 
@@ -66,6 +66,7 @@ def run(
     abstain_below: Annotated[
         float | None, typer.Option(help="Below this probability, say 'abstain'.", metavar="P", hidden=True)
     ] = None,
+    pack_mean: PackMean = None,
     seed: Seed = 0,
     batch_size: MethodBatchSize = None,
     root: Root = Path(),
@@ -81,8 +82,11 @@ def run(
     from undrift.cli.stream_state import identity_of
     from undrift.loop.gather import between_steps
     from undrift.packs.file import save
+    from undrift.packs.mean import DEFAULT, compressor
     from undrift.stream import stream
 
+    stored_mean = pack_mean or DEFAULT
+    compressor(stored_mean)  # raises now, not after hours of work
     chosen = choose("stream", method, settings, preset, options, likelihood, seed, ready=domain is not None)
     if method is not None and domain is not None:
         raise OptionError(
@@ -154,7 +158,7 @@ def run(
             going.close()
         if out is not None:  # before printing, as in adapt
             with going.answering() as answered:
-                save(answered, out, source=opened.source.name)
+                save(answered, out, source=opened.source.name, mean=stored_mean)
     if left.unfinished:
         session.note(
             f"left for the next run, as it was written to just now and cannot be read yet: {left.unfinished[0]}"

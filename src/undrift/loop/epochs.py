@@ -16,6 +16,7 @@ from undrift.loop.sound_images import SoundImages
 from undrift.loop.spread import spread_of_logits
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.surveys import Surveys
+from undrift.packs.knowing import state_facts
 from undrift.posterior.batch import device_of
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
@@ -91,7 +92,11 @@ class Run:
         if not self.finished:
             self._finish()
         self.surveys.settle_views(self._failed)
+        self.surveys.know_domain(self._failed)
         history = self.history()
+        # Anew, as what a pack said of itself before is over: the day it was made, too.
+        images = self.images.data.size - len(history.bad_images)
+        state_facts(self.model, images=images, verdict=str(history.verdict))
         history.warn(stacklevel=4)
         return history
 

@@ -131,6 +131,32 @@ class OnlineSteps:
         if self.guard is not None:
             self.guard.forget()
 
+    def learned(self) -> dict[str, Any]:
+        """Return what was learned so far, in main memory: another domain's may take its place."""
+        return _on_cpu(
+            {
+                "model": snapshot(self.model),
+                "optimiser": self.optimiser.state_dict(),
+                "seen": self.seen,
+                "likelihood": likelihood_state(self.likelihood),
+                "keepers": [keeper.state_dict() for keeper in self.keepers],
+            }
+        )
+
+    def go_on_from(self, learned: Mapping[str, Any]) -> None:
+        """Put back what `learned` gave; the noise goes on."""
+        self.stepper.gradient.forget()  # keepers and likelihood may hold new tensors after this
+        noise = {name: getattr(self.model.key, name.partition(".")[2]).clone() for name in ("key.seed", "key.step")}
+        restore(self.model, learned["model"] | noise)
+        self.optimiser.load_state_dict(copy.deepcopy(learned["optimiser"]))
+        weights_moved()
+        self.seen = learned["seen"]
+        fill_likelihood(self.likelihood, copy.deepcopy(learned["likelihood"]), self.model)
+        for keeper, kept in zip(self.keepers, learned["keepers"], strict=True):
+            keeper.load_state_dict(copy.deepcopy(kept))
+        if self.guard is not None:
+            self.guard.forget()
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
         return {
@@ -190,3 +216,14 @@ class OnlineSteps:
         self._start_likelihood = copy.deepcopy(state["start likelihood"])
         for keeper, kept in zip(self.keepers, state["keepers"], strict=True):
             keeper.load_state_dict(copy.deepcopy(kept))
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return a copy of a state with its tensors in main memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _on_cpu(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(inner) for inner in value)
+    return copy.deepcopy(value)

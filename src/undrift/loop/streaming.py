@@ -1,8 +1,10 @@
 """Iterate over a stream: answer each batch, learn from it, and keep the books."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,9 @@ from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
 from undrift.loop.spread import spread_of
 from undrift.loop.stream_report import StreamReport
+from undrift.loop.switching import Switching
 from undrift.options import Answer
+from undrift.packs.file import save
 from undrift.posterior.batch import device_of, images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
@@ -36,6 +40,7 @@ class Stream(Iterator[Prediction]):
     Attributes:
         model: the network that is adapted.
         online: makes the steps, and holds likelihood, optimiser and guard.
+        switching: knows the domains of a stream with packs; None in a stream without.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Stream(Iterator[Prediction]):
         gather: Gather | BalancedGather | None,
         bar: Bar | None,
         watched: ExitStack,
+        switching: Switching | None = None,
     ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
         self.gather = gather
@@ -57,6 +63,7 @@ class Stream(Iterator[Prediction]):
         self._batches = batches
         self._shown = ExitStack()
         self._watched = watched
+        self.switching = switching
 
     @property
     def report(self) -> StreamReport:
@@ -86,6 +93,7 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
+        self.model.facts = {"images": self.report.images - self.report.skipped}
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
         if self._single == 2 and self.gather is None:  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
@@ -131,6 +139,8 @@ class Stream(Iterator[Prediction]):
         """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
         with turn(self.model):
             state = self.online.state_dict()
+            if self.switching is not None:
+                state |= {"switching": self.switching.state_dict()}
             return state if self.gather is None else state | self.gather.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,11 +158,42 @@ class Stream(Iterator[Prediction]):
                     f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
                     "that, or start a new stream."
                 )
+            if (self.switching is None) is ("switching" in state):
+                raise PerturbationMismatch(
+                    f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
+                    "resumes as it was. Start it as that one was, or start a new stream."
+                )
             self.online.load_state_dict(state)
             if self.gather is not None:
                 self.gather.load(state, device_of(self.model))
+            if self.switching is not None:
+                self.switching.load_state_dict(state["switching"])
+
+    @property
+    def domain(self) -> str | None:
+        """The name of the domain that a stream with packs is in: a pack's, or "new-1", …; None without packs."""
+        return None if self.switching is None else self.switching.current
+
+    def keep(self, path: str | os.PathLike[str], name: str | None = None) -> str:
+        """Save what was learned of the current domain as a pack, and return its name.
+
+        The stream knows the domain by that name from now on. With packs, the file holds what a router compares.
+
+        Args:
+            path: of the pack.
+            name: of the domain. Default: the file's name without its ending.
+        """
+        with turn(self.model):
+            name = Path(path).stem if name is None else name
+            if self.switching is not None:
+                self.switching.keep(name)
+            with self.answering() as model:
+                save(model, path, name=name)
+        return name
 
     def _answer(self, images: Tensor) -> Prediction:
+        if self.switching is not None and self.switching(images) and self.gather is not None:
+            self.gather.forget(images)  # of the domain before
         split = self.model.options.stream_split
         if split is None or len(images) <= split:
             return self._part(images, 0)

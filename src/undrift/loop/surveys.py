@@ -11,11 +11,14 @@ from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, SafeViews
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
 from undrift.loop.sound_images import Failed, SoundImages
+from undrift.packs.knowing import KEPT_STATISTICS, knowing, knows
+from undrift.posterior.attached import root_of
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
+from undrift.posterior.statistics import keep_statistics
 from undrift.system.randomness import Randomness
 
 
@@ -39,9 +42,15 @@ class Surveys:
     def look_at_source(self, failed: Failed) -> None:
         """Survey the source network, whose outputs the model's class names have to fit."""
         # off() gives the flags from before `perturb` back: dropout, where that was in train mode.
-        with self.model.off() as net, evaluating(net):
-            # Through the model, which keeps a network from writing into the images.
-            self.found[0], self.answers["source"] = self._survey(lambda images: logits(self.model(images)), failed)
+        with self.model.off() as net, evaluating(net), knowing(self.model) as know:
+
+            def ask(images: Tensor) -> Tensor:
+                # Through the model, which keeps a network from writing into the images.
+                answer = logits(self.model(images))
+                know()
+                return answer
+
+            self.found[0], self.answers["source"] = self._survey(ask, failed)
         names, outputs = self.model.classes, self.found[0].classes
         if names is not None and len(names) != outputs:
             raise OptionError(
@@ -71,6 +80,25 @@ class Surveys:
         if self.keep_best and self.best_epoch != epoch:
             key = {"key.seed": self.model.key.seed.clone(), "key.step": self.model.key.step.clone()}
             restore(self.model, self.best | key)
+
+    def know_domain(self, failed: Failed) -> None:
+        """Let the model's pack know its domain: moments that a router compares, statistics to answer single images by.
+
+        Most of it is known from the survey of the source network; not in a run that resumed, nor of a compiled network.
+        """
+        by_batch = any(policy.statistics == "batch" for policy in self.model.norms)
+        if knows(self.model) and not by_batch:
+            return
+        with self.randomness.kept(), torch.no_grad():
+            if not knows(self.model):
+                with self.model.off() as net, evaluating(net), knowing(self.model, eager=True) as know:
+                    for _, images in self.images.everything(failed):
+                        root_of(net)(to_device(images, self.model).clone())
+                        know()
+            if by_batch:
+                batches = (images for _, images in self.images.everything(failed))
+                keep_statistics(self.model, batches)
+                self.model.facts[KEPT_STATISTICS] = True
 
     def settle_views(self, failed: Failed) -> None:
         """Decide by the adapted network which views it answers over, where that is left open ("auto").

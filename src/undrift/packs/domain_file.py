@@ -17,6 +17,8 @@ from undrift._errors import DataError, OptionError, UndriftError
 from undrift.images.preprocess import Preprocess
 from undrift.options import Options
 from undrift.packs.packing import damaged, unpack, written_by
+from undrift.packs.sections import Sections
+from undrift.packs.shift import Shift
 from undrift.posterior.perturbed import Perturbed
 
 LOG_VAR = ".log_var"
@@ -75,7 +77,11 @@ class DomainFile:
         preprocess: what happens to an image first, if known.
         classes: the names of the classes, if known.
         sigmas: how large the noise of each layer is, in the network's order.
-        tensors: log-variances and norm state, by name.
+        tensors: log-variances, norm state, and trained weights that are stored exactly, by name.
+        shifts: the compressed shifts of trained weights, by the weight's name.
+        router: tensors by which a router knows the domain, by name, such as `<norm layer>.input_mean`.
+        facts: what the pack says of itself, as JSON values: `created`, `images`, `estimate`, `name`, and what a method
+            or router put there.
     """
 
     path: Path
@@ -88,6 +94,29 @@ class DomainFile:
     classes: tuple[str, ...] | None
     sigmas: tuple[Sigma, ...]
     tensors: Mapping[str, Tensor] = field(repr=False)
+    shifts: Mapping[str, Shift] = field(repr=False, default_factory=dict)
+    router: Mapping[str, Tensor] = field(repr=False, default_factory=dict)
+    facts: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The pack's name: the one it was saved with, or that of its file."""
+        return self.facts.get("name") or self.path.stem
+
+    @property
+    def created(self) -> str | None:
+        """The day on which it was saved first, in UTC, such as "2026-11-19"; None if unknown."""
+        return self.facts.get("created")
+
+    @property
+    def images(self) -> int | None:
+        """On how many images it was adapted; None if unknown."""
+        return self.facts.get("images")
+
+    @property
+    def estimate(self) -> float | None:
+        """The accuracy on its domain, estimated without labels; None if there is no estimate."""
+        return self.facts.get("estimate")
 
     def __str__(self) -> str:
         header = ("layer", "variances", "mean σ", "least", "most", "Σσ", "σ/std")
@@ -107,6 +136,8 @@ class DomainFile:
                 f"{self.path.name}: {self.size:,} bytes, undrift {self.undrift}",
                 f"source network  {self.source or 'not named'} (fingerprint {short(self.fingerprint)})",
                 f"options         {', '.join(chosen) or 'the defaults'}",
+                f"made            {self.created or 'unknown when'}, on {self._images()}",
+                f"trained weights {self._mean()}",
                 f"preprocessing   {self.preprocess or 'not given'}",
                 f"classes         {', '.join(map(_quoted, self.classes)) if self.classes else 'not given'}",
                 lines[0],
@@ -114,6 +145,16 @@ class DomainFile:
                 *lines[1:],
             ]
         )
+
+    def _images(self) -> str:
+        return "an unknown number of images" if self.images is None else f"{self.images:,} images"
+
+    def _mean(self) -> str:
+        if not self.shifts:
+            return "none, or all stored exactly"
+        bits = 8 * sum(shift.nbytes for shift in self.shifts.values())
+        weights = sum(math.prod(shift.shape) for shift in self.shifts.values())
+        return f"{weights:,} compressed, {bits / weights:.2f} bits each in memory"
 
 
 def _quoted(name: str) -> str:
@@ -139,12 +180,13 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
         tensors = safetensors.torch.load(content)
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise damaged(place, str(error)) from error
-    for name, tensor in tensors.items():
-        if wrong := problem(name, tensor):
-            raise damaged(place, f"{name} {wrong}")
     try:
+        parts = Sections.read(tensors, header)
+        for name, tensor in (*parts.tensors.items(), *parts.router.items()):
+            if wrong := problem(name, tensor):
+                raise ValueError(f"{name} {wrong}")
         relative = json.loads(header["relative_std"])
-        layers = {name.removesuffix(LOG_VAR) for name in tensors if name.endswith(LOG_VAR)}
+        layers = {name.removesuffix(LOG_VAR) for name in parts.tensors if name.endswith(LOG_VAR)}
         if layers != relative.keys():
             raise ValueError(f"header and log-variances name different layers: {sorted(layers ^ set(relative))}")
         preprocess, classes = json.loads(header["preprocess"]), json.loads(header["classes"])
@@ -159,8 +201,11 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
             if preprocess is None
             else Preprocess.from_dict(_known("preprocessing", preprocess, Preprocess)),
             classes=None if classes is None else tuple(str(c) for c in classes),
-            sigmas=tuple(Sigma.of(n, tensors[n + LOG_VAR], _three(v)) for n, v in relative.items()),
-            tensors=tensors,
+            sigmas=tuple(Sigma.of(n, parts.tensors[n + LOG_VAR], _three(v)) for n, v in relative.items()),
+            tensors=parts.tensors,
+            shifts=parts.shifts,
+            router=parts.router,
+            facts=parts.facts,
         )
     except KeyError as error:
         raise damaged(place, f"its header has no {error}") from error

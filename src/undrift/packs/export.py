@@ -1,4 +1,4 @@
-"""Export the adapted mean network: as a plain `state_dict` file, or as a program of `torch.export`."""
+"""Export the adapted mean network: as a plain `state_dict` file, a program of `torch.export`, or an ONNX model."""
 
 import copy
 import io
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.options import _suggest
-from undrift.packs.file import domain_state
+from undrift.packs.onnx_program import check_installed, onnx_bytes
 from undrift.packs.packing import written_by
+from undrift.packs.state import domain_state
 from undrift.posterior.added import added
 from undrift.posterior.layers import evaluating, from_kernels
 from undrift.posterior.model_lock import turn
@@ -27,8 +28,9 @@ from undrift.posterior.state import keeping_noise
 from undrift.posterior.statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.system.atomic import check, write_bytes
 
-Format = Literal["state_dict", "torch.export"]
-FORMATS = ("state_dict", "torch.export")
+Format = Literal["state_dict", "torch.export", "onnx"]
+FORMATS = {"state_dict": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
+"""The formats, each with the usual ending of its files."""
 
 
 def export(
@@ -40,7 +42,7 @@ def export(
 ) -> int:
     """Write the adapted mean network for other programs, and return the file's size in bytes.
 
-    Both compute what `predict(model, images, samples=0)` computes; noise and mutual information are left behind. Norm
+    All compute what `predict(model, images, samples=0)` computes; noise and mutual information are left behind. Norm
     statistics that noisy passes moved do not fit the mean network: give images of the domain to collect its own.
     Otherwise it warns.
 
@@ -48,12 +50,13 @@ def export(
       class: `net.load_state_dict(safetensors.torch.load_file(path))`, then `net.eval()`.
     - "torch.export": a .pt2 program, which needs neither your class nor undrift:
       `torch.export.load(path).module()(images)`. The batch may have any size.
+    - "onnx": an ONNX model, for runtimes without PyTorch; needs `pip install 'undrift[onnx]'`.
 
     Args:
         model: a perturbed network.
         path: where to; written whole or not at all.
-        format: "state_dict" or "torch.export".
-        example: a batch of images (or a tuple of the network's arguments), for "torch.export".
+        format: "state_dict", "torch.export" or "onnx".
+        example: a batch of images (or a tuple of the network's arguments), for all but "state_dict".
         images: of the domain, for the mean network's own norm statistics: a tensor, a domain, or batches.
 
     Raises:
@@ -62,18 +65,23 @@ def export(
     if format not in FORMATS:
         raise OptionError(
             f"format={format!r}{_suggest(format, FORMATS)} is not one of {', '.join(FORMATS)}. Take state_dict to "
-            "load into your own class, torch.export for a program that needs none."
+            "load into your own class, torch.export for a program that needs none, onnx for other runtimes."
         )
     if not isinstance(model, Perturbed):
         raise UndriftError(
             f"got a {type(model).__name__}; undrift.export needs a perturbed network. A plain one has its state_dict()."
         )
     check(path)
+    if format == "onnx":
+        check_installed()
     if images is None and (size := noise_kept(model)):
         asked = "the exported network has none; needed: statistics of its own"
         warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).", stacklevel=3)
     plain = mean_network(model, images)
-    return write_bytes(path, _state_dict(model, plain) if format == "state_dict" else _program(model, plain, example))
+    if format == "state_dict":
+        return write_bytes(path, _state_dict(model, plain))
+    program = _program(plain, example, format)
+    return write_bytes(path, onnx_bytes(program, _about(model)) if format == "onnx" else _saved(program, _about(model)))
 
 
 def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None) -> nn.Module:
@@ -154,18 +162,21 @@ def _state_dict(model: Perturbed, plain: nn.Module) -> bytes:
     return safetensors.torch.save(tensors, {"format": "pt", **_about(model)})
 
 
-def _program(model: Perturbed, plain: nn.Module, example: Any) -> bytes:
+def _program(plain: nn.Module, example: Any, format: Format) -> torch.export.ExportedProgram:  # noqa: A002
     args = example if isinstance(example, tuple) else (example,)
     if not args or not all(isinstance(a, Tensor) and a.ndim > 0 for a in args):
         found = "no example" if example is None else f"an example that is {type(example).__name__}"
-        raise OptionError(f"{found} was given; torch.export needs a batch to trace. Give it: example=images.")
+        raise OptionError(f"{found} was given; {format} needs a batch to trace. Give it: example=images.")
     # torch.export would take a batch of one for a constant size.
     args = tuple(torch.cat([a, a]) if a.shape[0] == 1 else a for a in args)
     shapes = tuple({0: torch.export.Dim.AUTO} for _ in args)
     with torch.no_grad():
-        program = torch.export.export(plain, args, dynamic_shapes=shapes if len(args) > 1 else (shapes[0],))
+        return torch.export.export(plain, args, dynamic_shapes=shapes if len(args) > 1 else (shapes[0],))
+
+
+def _saved(program: torch.export.ExportedProgram, about: dict[str, str]) -> bytes:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={"undrift.json": json.dumps(_about(model))})
+    torch.export.save(program, buffer, extra_files={"undrift.json": json.dumps(about)})
     return buffer.getvalue()
 
 

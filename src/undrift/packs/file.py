@@ -1,46 +1,60 @@
 """Save and load one domain as one small file. The layout: docs/reference/format.md."""
 
-import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftError, UndriftWarning
-from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, inspect, problem, short, sigmas
+from undrift._errors import OptionError, PerturbationMismatch, UndriftError, UndriftWarning
+from undrift.packs.domain_file import DomainFile, inspect, short
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
-from undrift.packs.packing import VERSION, pack, written_by
+from undrift.packs.header import as_json, facts_of, header
+from undrift.packs.mean import DEFAULT, compressor, mean_shifts
+from undrift.packs.packing import pack
+from undrift.packs.sections import ROUTER, Sections
+from undrift.packs.state import domain_state, fill, finite, plain_tensors
 from undrift.perturb import perturb
-from undrift.posterior.added import add_missing, added_state
+from undrift.posterior.added import add_missing
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
-from undrift.posterior.state import filled_in
 from undrift.system.atomic import check, write_bytes
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
 
 
-def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> int:
+def save(
+    model: Perturbed,
+    path: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | None = None,
+    mean: str = DEFAULT,
+    name: str | None = None,
+) -> int:
     """Write what was learned about one domain, and return the file's size in bytes.
 
     One safetensors file with log-variances, norm affine and statistics, options, preprocessing, class names and the
-    source network's fingerprint, but not the source weights. Weights that were trained (option `train`) are included:
-    whole, or as two factors (option `mean_rank`).
-    It is written whole or not at all.
+    source network's fingerprint, but not the source weights. Of weights that were trained (option `train`) it holds the
+    compressed shift, or two factors (option `mean_rank`); vectors and weights of fewer than 4,096 values are exact. It
+    is written whole or not at all.
+
+    The file also holds `model.facts`, JSON values by name, with the day (UTC) of the first save as `created`; `adapt`
+    and `stream` put the number of `images` there. And it holds `model.router`, float tensors by name, for whoever
+    chooses between packs. `inspect` gives both back, and so does `load`.
 
     Args:
         model: a perturbed network.
         path: where to; an existing file is replaced at the last moment.
         source: a name for the source network (or the path of its checkpoint), for people to read.
+        mean: how trained weights are stored: "signs", "ternary", "2-bit", "3-bit", "4-bit", "rank-8" (or another), or
+            "exact" for bit for bit. What each costs in accuracy: docs/explanation/packs.md.
+        name: of the pack. Default: the file's name without its ending.
 
     Raises:
         DataError: the adapted state holds NaN, or the file cannot be written.
-        OptionError: the path or the source's name is no text, or a class name cannot be stored.
+        OptionError: the path or a name is no text, a fact or class name cannot be stored, or `mean` is unknown.
 
     Examples:
         >>> import tempfile
@@ -56,26 +70,16 @@ def save(model: Perturbed, path: str | os.PathLike[str], *, source: str | os.Pat
         )
     if model._removed:
         raise UndriftError("this perturbation was removed; what it learned is no longer in use. Save before remove().")
-    _check_path(path)
+    check_path(path)
     check(path)
-    header = _header(model, source)
-    tensors: dict[str, Tensor] = {}
-    counts = []
-    for name, tensor in domain_state(model).items():
-        if name.endswith(COUNTS):
-            counts.append(tensor.detach().cpu().long().view(1))
-            continue
-        # Half precision is widened, float64 stays: what is loaded is what was saved, bit for bit.
-        wide = torch.promote_types(tensor.dtype, torch.float32)
-        tensors[name] = tensor.detach().to("cpu", wide).contiguous().clone()
-        if wrong := problem(name, tensors[name]):
-            raise DataError(
-                f"{name} {wrong}; needed: finite values. The adaptation diverged, and nothing was written: lower "
-                "the learning rate, or go back to an earlier checkpoint."
-            )
-    if counts:
-        tensors[COUNTS] = torch.cat(counts)
-    return write_bytes(path, pack(tensors, header))
+    compressor(mean)
+    exact = plain_tensors(model)  # first, as it says where a state diverged
+    texts, facts = header(model, source), facts_of(model, name)
+    router = {key: finite(ROUTER + key, tensor) for key, tensor in model.router.items()}
+    shifts = mean_shifts(model, mean)
+    kept = {key: tensor for key, tensor in exact.items() if key not in shifts}
+    tensors, entries = Sections(kept, shifts, router, facts).written()
+    return write_bytes(path, pack(tensors, texts | {key: as_json(value) for key, value in entries.items()}))
 
 
 def load(
@@ -115,10 +119,10 @@ def load(
         raise UndriftError(
             f"got a {type(net).__name__}; undrift.load needs a torch.nn.Module. Give it the source network."
         )
-    _check_path(path)
+    check_path(path)
     refuse_second(net)
     file = inspect(path)
-    _check_source(net, file)
+    check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):
         # Before the network is perturbed, as a warning may be an error.
         warnings.warn(
@@ -127,61 +131,31 @@ def load(
             UndriftWarning,
             stacklevel=2,
         )
+    return adapted_by(net, file, generator, preprocess)
+
+
+def adapted_by(
+    net: nn.Module,
+    file: DomainFile,
+    generator: torch.Generator | None = None,
+    preprocess: "Preprocess | None" = None,
+) -> Perturbed:
+    """Return the network adapted by a domain file that belongs to it."""
     kept = file.preprocess or preprocess
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
         known = domain_state(model)
         add_missing(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
-        fill(model, file.tensors, file.path)
+        fill(model, file.tensors, file.path, file.shifts)
+        model.facts, model.router = dict(file.facts), dict(file.router)
     except BaseException:
         model.remove()
         raise
     return model
 
 
-def domain_state(model: Perturbed) -> dict[str, Tensor]:
-    """Return the tensors of a domain by their names in a domain file: the model's own, not copies."""
-    out: dict[str, Tensor] = {s.replace("/", ".") + LOG_VAR: n.log_var for s, n in model.noise.items()}  # type: ignore[misc]
-    for slot, change in model.low_rank.items():
-        out |= {f"{slot.replace('/', '.')}.{name}": factor for name, factor in change.named_parameters()}
-    for held in (*model.norms, *model.trained):
-        # Inside off() the adapted tensors are the ones set aside.
-        tensors = held.tensors() if model.key.enabled else held.away
-        prefix = f"{held.name}." if held.name else ""
-        out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
-    return out | added_state(model)
-
-
-@torch.no_grad()
-def fill(model: Perturbed, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy a domain file's tensors into a perturbed network; every name and shape must match."""
-    state = domain_state(model)
-    counts = [name for name in state if name.endswith(COUNTS)]
-    needed = {name: tuple(t.shape) for name, t in state.items() if name not in counts}
-    if counts:
-        needed[COUNTS] = (len(counts),)
-    missing = [name for name in needed if name not in tensors]
-    extra = [name for name in tensors if name not in needed]
-    shapes = [
-        f"{name} {tuple(tensor.shape)} instead of {needed[name]}"
-        for name, tensor in tensors.items()
-        if name in needed and tuple(tensor.shape) != needed[name]
-    ]
-    if missing or extra or shapes:
-        found = [_some(missing, "missing"), _some(extra, "unknown"), _some(shapes, "of another shape")]
-        raise PerturbationMismatch(
-            f"{path.name} does not fit this network: {'; '.join(filter(None, found))}. Needed: exactly the "
-            f"{len(needed)} tensors of its perturbation. The file was changed, or the network's class was: use the "
-            "code it was learned with, or run `undrift adapt` again."
-        )
-    for name, count in zip(counts, tensors.get(COUNTS, ()), strict=True):
-        state[name].copy_(count)
-    for name in needed.keys() - {COUNTS}:
-        state[name].copy_(tensors[name])
-    filled_in(model)
-
-
-def _check_path(path: object) -> None:
+def check_path(path: object) -> None:
+    """Raise where a path is no text."""
     if not isinstance(path, str | os.PathLike):
         raise OptionError(
             f"the path of the domain file is {path!r}, a {type(path).__name__}; needed: text, or a pathlib.Path. Give "
@@ -189,42 +163,13 @@ def _check_path(path: object) -> None:
         )
 
 
-def _header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str, str]:
-    relative = {s.layer: [float(f"{v:.4g}") for v in s.relative] for s in sigmas(model)}
-    values = {
-        "options": model.options.as_dict(),
-        "preprocess": None if model.preprocess is None else model.preprocess.to_dict(),
-        "classes": None if model.classes is None else _names(model.classes),
-        "relative_std": relative,
-    }
-    texts = {"undrift_format": str(VERSION), "undrift": written_by(), "fingerprint": fingerprint(model)}
-    if source is not None:
-        texts["source"] = _readable(source)
-    return {**texts, **{k: json.dumps(v, ensure_ascii=False, separators=(",", ":")) for k, v in values.items()}}
+def check_source(net: nn.Module, file: DomainFile, own: str | None = None) -> None:
+    """Raise where a domain file was learned on another network.
 
-
-def _names(classes: Iterable[object]) -> list[str]:
-    names = [str(name) for name in classes]
-    if broken := [name for name in names if name.encode(errors="replace").decode() != name]:
-        raise OptionError(
-            f"the class name {broken[0]!a} holds half a character (of a folder whose name is not UTF-8, perhaps), "
-            "which no file can hold; needed: whole Unicode characters. Correct model.classes, and save again."
-        )
-    return names
-
-
-def _readable(source: object) -> str:
-    name = os.fspath(source) if isinstance(source, os.PathLike) else source
-    if not isinstance(name, str):
-        raise OptionError(
-            f"source={source!r} is a {type(source).__name__}; needed: a name for the source network, or the path of "
-            "its checkpoint. Give text, or leave it out."
-        )
-    return name.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no UTF-8
-
-
-def _check_source(net: nn.Module, file: DomainFile) -> None:
-    own = fingerprint(net)
+    Args:
+        own: the network's fingerprint, where it is known: it takes a look at every weight.
+    """
+    own = own or fingerprint(net)
     if own == file.fingerprint:
         return
     named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"
@@ -238,8 +183,3 @@ def _check_source(net: nn.Module, file: DomainFile) -> None:
         f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "
         f"model is {short(own)}). {remedy}"
     )
-
-
-def _some(names: list[str], what: str) -> str:
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return f"{len(names)} {what} ({shown})" if names else ""

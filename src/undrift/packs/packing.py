@@ -12,7 +12,8 @@ from torch import Tensor
 
 from undrift._errors import DataError
 
-VERSION = 1
+VERSION = 2
+READABLE = ("1", "2")
 _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
@@ -87,10 +88,10 @@ def _table(place: Path, header: bytes) -> dict[str, Any]:
             f"{place} is a safetensors file, but no domain file: its header does not say `undrift_format`. Needed: a "
             "file written by undrift.save. If this is a checkpoint, load it into `net` first."
         )
-    if texts["undrift_format"] != str(VERSION):
+    if texts["undrift_format"] not in READABLE:
         raise DataError(
             f"{place} has format {texts['undrift_format']}, written by undrift {texts.get('undrift', 'unknown')}; "
-            f"this undrift {written_by()} reads format {VERSION}. Update undrift, or run `undrift adapt` again."
+            f"this undrift {written_by()} reads formats up to {VERSION}. Update undrift, or run `undrift adapt` again."
         )
     return table
 

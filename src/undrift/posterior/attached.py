@@ -30,21 +30,29 @@ class Attached:
         swapped: lists of what changes places with the source's tensors.
         aside: the `with model.off():` blocks that are open, in whatever order they end.
         removed: whether it is off for good.
+        on: whether its tensors and hooks are in the network now.
     """
 
     def __init__(
         self, net: nn.Module, key: Key, before: Hooks, after: Hooks, swapped: Sequence[Sequence[Swapped]]
     ) -> None:
         self.net, self.key, self.before, self.after, self.swapped = net, key, before, after, swapped
-        self.removed = False
+        self.removed = self.on = False
         self.aside: list[object] = []
         self._source = SourceState(net)
         self._handles: list[RemovableHandle] = []
 
     def attach(self) -> None:
         """Freeze the weights, put the adapted norm state in, hook everything up."""
-        self.key.enabled = True
         self._source.leave()
+        self.enter()
+        vars(root_of(self.net))[_NAME] = self
+        _live.add(self)
+
+    def enter(self) -> None:
+        """Put the adapted tensors in and hook everything up: the quick half of `attach`, which looks at no flags."""
+        self.key.enabled = self.on = True
+        self._source.pack_padding(False)
         for held in self._held():
             held.exchange()
         # Noise belongs to a layer's own output, so it comes before any hook of the user's; a norm policy looks at the
@@ -62,19 +70,30 @@ class Attached:
             in_order = list(hooks.items())
             hooks.clear()
             hooks.update(in_order)
-        vars(root_of(self.net))[_NAME] = self
-        _live.add(self)
 
     def detach(self) -> None:
         """Undo `attach`. Hooks go too: some modules (nn.TransformerEncoderLayer) compute differently with hooks on."""
-        self.key.enabled = False
+        self.exit()
+        self._source.restore()
+        vars(root_of(self.net)).pop(_NAME, None)
+
+    def park(self) -> None:
+        """Detach, and leave the network to others: `enter` and `exit` alone put this on and take it off from now on."""
+        with uninterrupted():
+            self.detach()
+            _live.discard(self)
+
+    def exit(self) -> None:
+        """Undo `enter`; a second time changes nothing."""
+        if not self.on:
+            return
+        self.key.enabled = self.on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         for held in self._held():
             held.exchange()
-        self._source.restore()
-        vars(root_of(self.net)).pop(_NAME, None)
+        self._source.pack_padding(True)
 
     def leave(self, block: object) -> None:
         """Step aside for a block: Ctrl-C comes before that or after it."""

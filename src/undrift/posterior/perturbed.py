@@ -39,6 +39,8 @@ class Perturbed(nn.Module):
         low_rank: the changes of those weights that move in a low rank, by name as `noise` is.
         preprocess: what happens to an image before the network sees it, where it is known.
         classes: the names of the classes, in the order of the outputs, where they are known.
+        facts: what its pack will say of itself, as JSON values by name: `images`, `estimate`, … (see `undrift.save`).
+        router: tensors by which a router knows the domain; they travel in the pack.
     """
 
     preprocess: "Preprocess | None" = None
@@ -62,6 +64,8 @@ class Perturbed(nn.Module):
         self.low_rank = nn.ModuleDict()
         self.changed: list[tuple[nn.Module, str, LowRank]] = []  # which weight each low-rank change is of
         self.low_rank_hooks: list[LowRankMeans] = []
+        self.facts: dict[str, Any] = {}
+        self.router: dict[str, torch.Tensor] = {}
         self._inputs = Inputs()
         self._before: Hooks = [(root_of(net), self.key.begin)]
         self._after: Hooks = []

@@ -35,8 +35,6 @@ class SourceState:
             module.training = flag
         for parameter, flag in self._grads:
             parameter.requires_grad_(flag)
-        for encoder in self._packing:
-            encoder.use_nested_tensor = True
         self._restore_buffers()
         there = {id(p) for p in self.net.parameters()}
         self._written = [_writes(p) if id(p) in there else None for p, _ in self._grads]
@@ -46,10 +44,13 @@ class SourceState:
         self._restore_buffers()
         for parameter, _ in self._grads:
             parameter.requires_grad_(False)
-        for encoder in self._packing:
-            encoder.use_nested_tensor = False
         for (module, _), flag in zip(self._flags, self._left or [f for _, f in self._flags], strict=True):
             module.training = flag
+
+    def pack_padding(self, packing: bool) -> None:
+        """Let the network's transformer encoders pack padded batches, or not."""
+        for encoder in self._packing:
+            encoder.use_nested_tensor = packing
 
     def warn_of_changes(self) -> None:
         """Warn, once, if a weight was written to or replaced since `restore`.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from undrift._errors import UndriftWarning
 from undrift.posterior.batch import to_device
+from undrift.posterior.layers import evaluating
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, noisy_statistics
@@ -94,6 +95,25 @@ def own_statistics(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None
         for policy, statistics, noisy, buffers in before:
             policy.statistics, policy.noisy = statistics, noisy
             policy.layer._buffers.update(buffers)
+
+
+def keep_statistics(model: Perturbed, batches: Iterable[Tensor]) -> None:
+    """Keep the statistics of a domain in norm layers that normalise by their batch, which does not change them.
+
+    A router answers one image at a time, and for that the layers need statistics of the whole domain.
+    """
+    kept = [policy for policy in model.norms if policy.statistics == "batch"]
+    flags = [policy.by_batch for policy in kept]
+    try:
+        for policy in kept:
+            policy.statistics, policy.by_batch = "domain", False
+            if (count := policy.layer._buffers["num_batches_tracked"]) is not None:
+                count.zero_()
+        with keeping_noise(model.key), evaluating(model):
+            show(model, batches, noisy=bool(model.noise and model.options.train_samples))
+    finally:
+        for policy, flag in zip(kept, flags, strict=True):
+            policy.statistics, policy.by_batch = "batch", flag
 
 
 @contextmanager

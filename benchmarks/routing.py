@@ -1,0 +1,395 @@
+"""Claim: packs on one network, chosen image by image, keep the source and gain the target.
+
+    pacs    12 tasks: accuracy on the held-out 20 % of the source and on the target of the source network, of the
+            adapted network alone, of both with the router, and of both told which image is which; and for each source
+            its network with three packs on all four domains mixed image by image, against an oracle that knows the
+            domain. Packs are saved and loaded, so they are as compressed as users have them (--mean exact is not).
+    cifar   CIFAR-10-C, severity 5: a pack for each of the fifteen corruptions, learned without labels on images 5,000
+            to 10,000; then the first 5,000 images under all fifteen, mixed image by image. Beside them: the source,
+            an oracle, and streams of norm-stats and ROID on the same images in the same order.
+    times   ResNet-50: switching a pack without and with a mean, the evidence pass, a mixed batch.
+
+Predicted: pacs: source within 1.0 point of the source network, target within 1.0 of the adapted one, on the mean of 12
+tasks; three packs within 2 points of the oracle. cifar, WRN-40-2, undrift packs: below ROID's 33.9 % of mixed streams.
+times, H200: 2 ms without a mean, 15 ms with one.
+
+Command:   python benchmarks/routing.py pacs --data ../shared/data --resnet50 FILE --cache FOLDER --fast [--epochs 15]
+           python benchmarks/routing.py cifar --data ../shared/data/cifar10 [--network wrn28_10 --weights FILE]
+           python benchmarks/routing.py times
+           Each task is a file under --results/routing; what is there is not run again, and several processes may share
+           the tasks. `python benchmarks/readme.py` writes the tables of docs/explanation/routing.md.
+Hardware:  a GPU; `times`, and `cifar --method norm-stats --images 100 --learn 300`, run on two CPU cores too.
+Seeds:     --seeds, from 0 up, for pacs; 0 otherwise.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import undrift
+from undrift.images.corrupt import CORRUPTIONS
+from undrift.packs.moments import watching
+from undrift.system.atomic import write_text
+from undrift.system.lock import held
+from undrift_bench import zoo
+from undrift_bench.bench.harness.measure import laps, machine
+from undrift_bench.bench.harness.quickly import quickly
+from undrift_bench.bench.harness.request import Request
+from undrift_bench.bench.offline.sets import SETS
+from undrift_bench.bench.offline.sources import Images, Sources, setup
+from undrift_bench.bench.offline.tiny import tiny_setup
+from undrift_bench.bench.offline.views import CentreView, RandomView
+from undrift_bench.bench.online.corrupted import Corrupted
+from undrift_bench.data import cifar10
+
+SIZE = 250  # images of a batch that is answered
+
+
+@contextmanager
+def mine(place: Path) -> Iterator[bool]:
+    """Say whether a result is missing and no other process is making it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_file():
+        yield False
+        return
+    with held(place.with_suffix(".lock")) as free:
+        yield free and not place.is_file()
+
+
+def write(place: Path, record: dict[str, Any]) -> None:
+    """Write a result."""
+    write_text(place, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(place.stem, json.dumps(record.get("short", {})), flush=True)
+
+
+def accuracy(
+    ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, prepared: Callable[[Tensor], Tensor]
+) -> float:
+    """Return the share of right answers; `ask` gives labels of a batch."""
+    right = 0
+    for part, truth in zip(images.split(SIZE), labels.split(SIZE), strict=True):
+        right += int((ask(prepared(part)).cpu() == truth.cpu()).sum())
+    return right / len(labels)
+
+
+# PACS -----------------------------------------------------------------------------------------------------------
+
+
+class Pacs:
+    """Sources, tasks and packs of one data set."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        weights = {} if asked.resnet50 is None else {"resnet50": asked.resnet50}
+        request = Request(
+            data=asked.data,
+            cache=asked.cache,
+            fast=asked.fast,
+            device=asked.device,
+            images=asked.images,
+            weights=weights,
+        )
+        dataset = SETS["pacs"]
+        self.asked, self.request, self.device = asked, request, request.place
+        self.made_of = tiny_setup(dataset) if asked.tiny else setup(dataset, request)
+        self.domains = Images(self.made_of, request)
+        self.sources = Sources(self.made_of, self.domains, request)
+        self.centre = CentreView.of(self.made_of.preprocess, request.fast)
+        self.packs = (asked.cache or Path(tempfile.mkdtemp())) / "packs"
+        epochs = "" if asked.epochs is None else f"-e{asked.epochs}"
+        self.suffix = f"-{asked.mean}{epochs}" + ("-tiny" if asked.tiny else "")
+        self.folder = asked.results / "routing" / "pacs"
+
+    def run(self) -> None:
+        """Run every task of every seed, then the mixtures."""
+        for seed in range(self.asked.seeds):
+            for task in self.made_of.dataset.tasks:
+                place = self.folder / f"{task.name}{self.suffix}-s{seed}.json"
+                with mine(place) as missing:
+                    if missing:
+                        write(place, self.task(task.source, task.target, seed))
+            for source in self.made_of.dataset.images:
+                others = [t.target for t in self.made_of.dataset.tasks if t.source == source]
+                ready = [self.pack(source, target, seed).is_file() for target in others]
+                place = self.folder / f"{source}-mixed{self.suffix}-s{seed}.json"
+                with mine(place) as missing:
+                    if missing and others and all(ready):
+                        write(place, self.mixture(source, others, seed))
+
+    def pack(self, source: str, target: str, seed: int) -> Path:
+        """Return where a pack lies."""
+        return self.packs / f"{source}-{target}{self.suffix}-s{seed}.safetensors"
+
+    def source(self, domain: str, seed: int) -> nn.Module:
+        """Return a copy of a source network on the device."""
+        net = copy.deepcopy(self.sources.network(domain, seed)).to(self.device)
+        return net.to(memory_format=torch.channels_last) if self.request.fast else net  # type: ignore[call-overload]
+
+    def task(self, source: str, target: str, seed: int) -> dict[str, Any]:
+        """Adapt, save, load beside the source network, and score all ways to answer."""
+        net, domain = self.source(source, seed), self.domains(target)
+        home = self.sources.held_out(source, seed)
+        begun = time.monotonic()
+        windows = RandomView(**vars(self.centre))
+        torch.manual_seed(seed)
+        with quickly(self.device, self.request.fast):
+            model = undrift.adapt(
+                net,
+                domain.prepared(windows),
+                method=self.asked.method,
+                epochs=self.asked.epochs or self.made_of.epochs,
+                clean=domain.prepared(self.centre),
+                generator=torch.Generator().manual_seed(seed),
+                progress=False,
+            ).model
+            assert model is not None
+            model.preprocess = self.made_of.preprocess
+            place = self.pack(source, target, seed)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            size = undrift.save(model, place, mean=self.asked.mean, name=target)
+            packs = undrift.packs(model.remove(), place)
+            rows = {"source": home, "target": domain}
+            found: dict[str, Any] = {}
+            for way in ("source network", "adapted alone", "routed"):
+                name = {"source network": "source", "adapted alone": target}.get(way)
+                with nullcontext() if name is None else packs.using(name):
+                    found[way] = {row: self.score(packs, images) for row, images in rows.items()}
+        found["told"] = {"source": found["source network"]["source"], "target": found["adapted alone"]["target"]}
+        for scores in found.values():
+            s, t = scores["source"], scores["target"]
+            scores["harmonic"] = 2 * s * t / max(s + t, 1e-9)
+        short = {way: [round(100 * v, 1) for v in scores.values()] for way, scores in found.items()}
+        return self.about(seed) | {"bytes": size, "seconds": time.monotonic() - begun, "ways": found, "short": short}
+
+    def score(self, packs: undrift.Packs, domain: Any) -> float:
+        """Return the accuracy on a domain."""
+        return accuracy(lambda x: packs.predict(x, generator=0).label, domain.images, domain.labels, self.centre)
+
+    def mixture(self, source: str, targets: list[str], seed: int) -> dict[str, Any]:
+        """Answer all four domains mixed image by image with three packs."""
+        packs = undrift.packs(self.source(source, seed), *(self.pack(source, t, seed) for t in targets))
+        domains = {source: self.sources.held_out(source, seed), **{t: self.domains(t) for t in targets}}
+        images = torch.cat([d.images for d in domains.values()])
+        labels = torch.cat([d.labels for d in domains.values()]).to(self.device)
+        own = torch.cat([torch.full((len(d),), i) for i, d in enumerate(domains.values())])
+        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))
+        images, labels, own = images[order], labels[order.to(labels.device)].cpu(), own[order]
+        with quickly(self.device, self.request.fast):
+            chosen, answers = [], []
+            for part in images.split(SIZE):
+                p = packs.predict(self.centre(part), generator=0)
+                chosen.append(p.choice.cpu())
+                answers.append(p.label.cpu())
+            told = torch.empty_like(labels)
+            for number, name in enumerate(packs.names):
+                with packs.using(name):
+                    rows = (own == number).nonzero()[:, 0]
+                    told[rows] = torch.cat(
+                        [packs.predict(self.centre(images[r]), generator=0).label.cpu() for r in rows.split(SIZE)]
+                    )
+        choice, label = torch.cat(chosen), torch.cat(answers)
+        by_domain = {
+            name: {
+                "routed": float((label == labels)[own == i].float().mean()),
+                "oracle": float((told == labels)[own == i].float().mean()),
+                "given to": [float((choice[own == i] == n).float().mean()) for n in range(len(domains))],
+            }
+            for i, name in enumerate(domains)
+        }
+        whole = {way: statistics.fmean(d[way] for d in by_domain.values()) for way in ("routed", "oracle")}
+        return self.about(seed) | {
+            "names": list(packs.names),
+            "domains": by_domain,
+            "mean": whole,
+            "unknown": packs.unknown,
+            "images": len(labels),
+            "short": {way: round(100 * v, 1) for way, v in whole.items()},
+        }
+
+    def about(self, seed: int) -> dict[str, Any]:
+        """Return what every record says."""
+        kind = {"method": self.asked.method, "mean": self.asked.mean, "epochs": self.asked.epochs, "seed": seed}
+        return machine(self.device) | kind | {"precision": self.request.precision}
+
+
+# CIFAR-10-C -----------------------------------------------------------------------------------------------------
+
+
+def cifar(asked: argparse.Namespace) -> None:
+    """Learn fifteen packs, and answer the mixture of their corruptions."""
+    device = Request(device=asked.device).place
+    weights = asked.weights or asked.data / "wrn40_2.safetensors"
+    made = Corrupted(cifar10(asked.data), device, asked.cache, asked.frost)
+    labels = made.clean.labels
+    assert labels is not None
+    first, last = asked.images, 5_000 + asked.learn
+    kind = f"{asked.network}-{asked.method}-l{asked.learn}"
+    packs_at = (asked.cache or asked.results / "routing") / "packs" / "cifar"
+    packs_at.mkdir(parents=True, exist_ok=True)
+
+    def network() -> nn.Module:
+        return zoo.load(asked.network, weights).to(device).eval()
+
+    for name in CORRUPTIONS:
+        place = packs_at / f"{kind}-{name}.safetensors"
+        with mine(place) as missing:
+            if not missing:
+                continue
+            images = made.held([(name, 5)], last)[0][5_000:].float().to(device) / 255
+            torch.manual_seed(0)
+            model = undrift.adapt(
+                network(),
+                images,
+                method=asked.method,
+                epochs=asked.epochs,
+                generator=torch.Generator().manual_seed(0),
+                progress=False,
+            ).model
+            assert model is not None
+            undrift.save(model, place, mean=asked.mean, name=name)
+            print(f"{place.stem}: {place.stat().st_size:,} bytes", flush=True)
+    place = asked.results / "routing" / "cifar" / f"{kind}-{asked.mean}-n{first}.json"
+    files = [packs_at / f"{kind}-{name}.safetensors" for name in CORRUPTIONS]
+    if not all(file.is_file() for file in files):
+        return
+    with mine(place) as missing:
+        if not missing:
+            return
+        images = torch.cat([made.held([(name, 5)], first)[0] for name in CORRUPTIONS])
+        truth = labels[:first].repeat(len(CORRUPTIONS))
+        own = torch.arange(len(CORRUPTIONS)).repeat_interleave(first)
+        order = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
+        images, truth, own = images[order], truth[order], own[order]
+
+        def batch(rows: Tensor) -> Tensor:
+            return images[rows].to(device).float() / 255
+
+        packs = undrift.packs(network(), *files)
+        every = torch.arange(len(truth))
+        routed = [packs.predict(batch(rows), generator=0).cpu() for rows in every.split(200)]
+        label, choice = torch.cat([p.label for p in routed]), torch.cat([p.choice for p in routed])
+        answers = {"packs, routed": label}
+        told = torch.empty_like(truth)
+        for number, name in enumerate(CORRUPTIONS):
+            rows = (own == number).nonzero()[:, 0]
+            with packs.using(name):
+                told[rows] = torch.cat([packs.predict(batch(r), generator=0).label.cpu() for r in rows.split(200)])
+        answers["packs, told which"] = told
+        with packs.using("source"):
+            answers["source"] = torch.cat([packs.predict(batch(rows)).label.cpu() for rows in every.split(200)])
+        for method in asked.rivals:
+            stream = undrift.stream(network(), (batch(rows) for rows in every.split(200)), method=method)
+            answers[method] = torch.cat([p.label.cpu() for p in stream])
+            stream.remove()
+        error = {name: 100 * float((found != truth).float().mean()) for name, found in answers.items()}
+        record = machine(device) | {"network": asked.network, "method": asked.method, "images": first}
+        record |= {"learned on": asked.learn, "epochs": asked.epochs, "mean": asked.mean, "error": error}
+        record["own pack"] = float((choice - 1 == own).float().mean())
+        record["unknown"], record["bytes"] = packs.unknown, sum(file.stat().st_size for file in files)
+        record["by corruption"] = {
+            name: {way: 100 * float((found != truth)[own == i].float().mean()) for way, found in answers.items()}
+            for i, name in enumerate(CORRUPTIONS)
+        }
+        write(place, record | {"short": {name: round(value, 1) for name, value in error.items()}})
+
+
+# Times ----------------------------------------------------------------------------------------------------------
+
+
+def times(asked: argparse.Namespace) -> None:
+    """Measure switching, evidence and mixed batches with ResNet-50."""
+    device = Request(device=asked.device).place
+    place = asked.results / f"routing-times-{device.type}.json"
+    torch.manual_seed(0)
+    net = zoo.build("resnet50", 1000).to(device).eval()
+    side, size = (224, 64) if device.type == "cuda" else (64, 8)
+    images = torch.rand(size, 3, side, side, device=device)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, train in (("norm a", ()), ("norm b", ()), ("mean a", ("*",)), ("mean b", ("*",))):
+            model = undrift.perturb(net, train=train, test_samples=1)
+            with torch.no_grad():
+                for held_weights in model.trained:
+                    for tensor in held_weights.parameters():
+                        tensor.add_(1e-3 * torch.randn_like(tensor))
+            history = undrift.adapt(
+                model, torch.rand_like(images) / (1 + len(name)), epochs=1, progress=False, batch_size=size
+            )
+            assert history.model is not None
+            undrift.save(model, f"{folder}/{name}.safetensors")
+            model.remove()
+        packs = undrift.packs(net, folder)
+    found: dict[str, float] = {}
+
+    def median(what: str, call: Callable[[], object], count: int = 20) -> None:
+        laps(call, device, 3)
+        found[what] = 1e3 * statistics.median(laps(call, device, count))
+
+    def switch(name: str) -> None:
+        with packs.using(name):
+            pass
+
+    with torch.no_grad():
+        median("source pass", lambda: net(images))
+
+        def evidence() -> None:
+            with watching(net) as watch:
+                net(images)
+                moments = watch.moments()
+                assert moments is not None
+                packs.router.routes(moments)
+
+        median("source pass with evidence of four packs", evidence)
+    for name in ("norm a", "mean a"):
+        median(f"on and off again, {name.split()[0]}", lambda name=name: switch(name))
+    for name in ("norm a", "mean a"):
+        with packs.using(name):
+            median(f"one pass of a {name.split()[0]} pack", lambda: packs.predict(images, samples=1))
+    median("mixed batch", lambda: packs.predict(images, samples=1))
+    memory = {"network": sum(t.nbytes for t in net.state_dict().values()), "four packs": packs.nbytes}
+    record = machine(device) | {"batch": size, "side": side, "threads": torch.get_num_threads()}
+    write_text(place, json.dumps(record | {"milliseconds": found, "bytes": memory}, indent=1) + "\n")
+    print(json.dumps(found, indent=1), memory)
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("pacs", "cifar", "times"))
+    parser.add_argument("--data", type=Path, default=Path())
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--cache", type=Path, help="for decoded images, source networks and packs")
+    parser.add_argument("--resnet50", type=Path)
+    parser.add_argument("--network", default="wrn40_2")
+    parser.add_argument("--weights", type=Path, help="of --network; default: wrn40_2.safetensors in --data")
+    parser.add_argument("--frost", type=Path)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--fast", action="store_true", help="channels-last and bfloat16 (pacs)")
+    parser.add_argument("--method", default="undrift")
+    parser.add_argument("--mean", default="ternary", help="how packs store weights, or exact")
+    parser.add_argument("--epochs", type=int, help="default: the method's own")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--images", type=int, help="cifar: of each corruption (5,000); pacs: of each domain (all)")
+    parser.add_argument("--learn", type=int, default=5_000, help="images that a cifar pack is learned on")
+    parser.add_argument("--rivals", nargs="*", default=["norm-stats", "roid"], help="streams beside the cifar packs")
+    parser.add_argument("--tiny", action="store_true", help="a small random network and random images")
+    asked = parser.parse_args()
+    if asked.part == "pacs":
+        Pacs(asked).run()
+    elif asked.part == "cifar":
+        asked.images = asked.images or 5_000
+        cifar(asked)
+    else:
+        times(asked)
+
+
+if __name__ == "__main__":
+    main()

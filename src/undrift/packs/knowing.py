@@ -1,0 +1,41 @@
+"""Let a model know its domain: gather the moments of the images that the source network looks at."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from undrift.packs.evidence import FACT, Gathering
+from undrift.packs.moments import watching
+from undrift.posterior.attached import root_of
+from undrift.posterior.perturbed import Perturbed
+
+KEPT_STATISTICS = "kept_statistics"
+"""The fact that a pack with batch statistics holds those of its whole domain, too."""
+
+
+def state_facts(model: Perturbed, **facts: object) -> None:
+    """Let a model's pack say these facts and no earlier ones, beside how its domain is known."""
+    kept = {name: model.facts[name] for name in (FACT, KEPT_STATISTICS) if name in model.facts}
+    model.facts = {**facts, **kept}
+
+
+def knows(model: Perturbed) -> bool:
+    """Return whether the model's pack will hold moments of its domain."""
+    return FACT in model.facts
+
+
+@contextmanager
+def knowing(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None]]:
+    """Gather moments while the source network looks at a domain; call what this gives after each pass.
+
+    Args:
+        eager: whether the passes are of the network itself where it is compiled, whose graph hears of no new hooks.
+    """
+    gathering = Gathering()
+    model.facts.pop(FACT, None)
+    if root_of(model.net) is not model.net and not eager:
+        yield lambda: None
+        return
+    with watching(root_of(model.net)) as watch:
+        yield lambda: gathering.add(watch.moments())
+    if (moments := gathering.moments()) is not None:
+        moments.put(model)

@@ -1,0 +1,61 @@
+"""`undrift predict --pack`: each image by the pack that knows it, and the column that says which."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.conftest import MODEL, Run, pictures
+
+
+@pytest.fixture
+def folder(run: Run, work: Path) -> Path:
+    """Return a folder with packs of a dim and of a bright domain, and images of three domains in mixed.npy."""
+    domains = {name: make(*pictures(36, 5)) for name, make in MADE.items()}
+    (work / "packs").mkdir()
+    for name in ("night", "snow"):
+        np.save(f"{name}.npy", domains[name])
+        how = ("--method", "undrift-light", "--epochs", "1", "--out", f"packs/{name}.safetensors")
+        found = run("adapt", f"{name}.npy", *MODEL, *how)
+        assert found.code == 0, found.err
+    np.save("mixed.npy", np.concatenate([domain[:5] for domain in domains.values()]))
+    return work / "packs"
+
+
+MADE = {
+    "home": lambda images, _: images.permute(0, 2, 3, 1).numpy(),
+    "night": lambda images, _: (images // 8).permute(0, 2, 3, 1).numpy(),
+    "snow": lambda images, _: (200 + images // 8).permute(0, 2, 3, 1).numpy(),
+}
+
+
+def test_each_image_names_its_pack(run: Run, folder: Path) -> None:
+    found = run("predict", "mixed.npy", *MODEL, "--pack", folder, "--out", "a.csv", "--json")
+    assert found.code == 0, found.err
+    with Path("a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["pack"] for row in rows] == ["source"] * 5 + ["night"] * 5 + ["snow"] * 5
+    assert found.json["packs"] == {"source": 5, "night": 5, "snow": 5}
+    one = run("predict", "mixed.npy", *MODEL, "--pack", folder / "night.safetensors", "--json").json
+    assert Counter(answer["pack"] for answer in one["answers"])["night"] >= 5
+    printed = run("predict", "mixed.npy", *MODEL, "--pack", folder)
+    assert printed.out.splitlines()[0] == "path,label,probability,entropy,mutual_information,pack"
+
+
+def test_a_damaged_pack_is_named_and_left_out(run: Run, folder: Path) -> None:
+    whole = (folder / "snow.safetensors").read_bytes()
+    (folder / "a.safetensors").write_bytes(whole[:-3])
+    found = run("predict", "mixed.npy", *MODEL, "--pack", folder, "--json")
+    assert found.code == 0
+    assert "a.safetensors is damaged" in found.err
+    assert found.json["packs"] == {"source": 5, "night": 5, "snow": 5}
+    for words, said in (
+        (("--pack", folder, "--domain", folder / "night.safetensors"), "--domain was given beside --pack"),
+        (("--pack", folder, "--mode", "fast"), "--mode fast was given beside --pack"),
+        (("--pack", "nothing.safetensors"), "there is no file nothing.safetensors"),
+    ):
+        found = run("predict", "mixed.npy", *MODEL, *words)
+        assert found.code == 1
+        assert said in found.err

@@ -1,0 +1,93 @@
+"""Streams with packs: start from the one that fits, come back to a known domain as it was left, keep a new one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import undrift
+from packs_support import network, of, packs_in
+from support import same, snapshot
+
+pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
+
+
+def camera(*names: str, size: int = 40) -> list[torch.Tensor]:
+    return [of(name, size, seed) for seed, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("method", ["tent", "undrift"])
+def test_a_stream_comes_back_to_a_domain_as_it_left_it(method: str) -> None:
+    net = network()
+    before = snapshot(net)
+    stream = undrift.stream(net, iter(camera("night", "night", "snow", "snow", "night")), method=method, packs=())
+    names, states = [], []
+    for _ in stream:
+        names.append(stream.domain)
+        states.append({n: p.detach().clone() for n, p in stream.model.named_parameters() if p.requires_grad})
+    assert names == ["new-1", "new-1", "new-2", "new-2", "new-1"]
+    # The fifth step started where the second one ended: without snow in between, the stream stands at the same place.
+    nights = [*camera("night", "night"), of("night", 40, 4)]
+    alone = undrift.stream(stream.remove(), iter(nights), method=method, packs=())
+    assert sum(len(p) for p in alone) == 120
+    if method == "tent":  # the other draws noise, which goes on
+        found = {n: p.detach() for n, p in alone.model.named_parameters() if p.requires_grad}
+        assert all(torch.allclose(found[n], states[4][n], atol=1e-6) for n in found)
+    assert same(snapshot(alone.remove()), before)
+
+
+def test_a_stream_starts_from_the_pack_that_fits_and_keeps_a_new_one(tmp_path: Path) -> None:
+    net = network()
+    packs_in(tmp_path, net, "night", method="undrift")
+    packs = undrift.packs(net, tmp_path)
+    stream = undrift.stream(net, iter(camera("night", "snow")), method="undrift", packs=packs)
+    next(stream)
+    assert stream.domain == "night"
+    next(stream)
+    assert stream.domain == "new-1"
+    assert stream.keep(tmp_path / "snow.safetensors") == "snow" == stream.domain
+    stream.remove()
+    assert packs.add(tmp_path / "snow.safetensors") == "snow"
+    assert packs.predict(of("snow", 3, 5)).pack == ("snow",) * 3
+    stream = undrift.stream(net, iter(camera("snow", "night", "home")), method="undrift", packs=tmp_path)
+    names = [stream.domain for _ in stream]
+    assert names == ["snow", "night", "new-1"]
+
+
+def test_single_images_are_compared_together() -> None:
+    images = torch.cat(camera("night", "snow", "night"))
+    stream = undrift.stream(network(), iter(images.split(4)), method="tent", packs=())
+    names = [stream.domain for _ in stream]
+    assert names[:7] == ["source"] * 7  # too few to say
+    assert (names[9], names[19], names[-1]) == ("new-1", "new-2", "new-1")
+
+
+def test_a_stopped_stream_goes_on_with_its_domains() -> None:
+    net, batches = network(), camera("night", "snow", "night", "snow")
+    whole = undrift.stream(net, iter(batches), method="tent", packs=())
+    expected = [p.probs for p in whole]
+    first = undrift.stream(whole.remove(), iter(batches[:2]), method="tent", packs=())
+    for _ in first:
+        pass
+    state = first.state_dict()
+    second = undrift.stream(first.remove(), iter(batches[2:]), method="tent", packs=())
+    second.load_state_dict(state)
+    assert all(torch.equal(p.probs, e) for p, e in zip(second, expected[2:], strict=True))
+    other = undrift.stream(second.remove(), iter(batches), method="tent")
+    with pytest.raises(undrift.PerturbationMismatch, match="a stream with packs"):
+        other.load_state_dict(state)
+
+
+def test_packs_that_a_stream_cannot_use_are_refused(tmp_path: Path) -> None:
+    net = network()
+    packs_in(tmp_path, net, "night", method="undrift")
+    with pytest.raises(undrift.PerturbationMismatch, match="this stream does not train"):
+        undrift.stream(net, [], method="tent", packs=tmp_path)
+    with pytest.raises(undrift.OptionError, match="episodic"):
+        undrift.stream(net, [], method="tent", packs=tmp_path, episodic=True)
+    other = network()
+    with torch.no_grad():
+        other[0].weight.mul_(2)
+    with pytest.raises(undrift.PerturbationMismatch, match="a different source model"):
+        undrift.stream(other, [], method="undrift", packs=tmp_path)
+    assert not any(module._forward_hooks for module in net.modules())
