@@ -12,6 +12,7 @@ from undrift._errors import (
     OptionError,
     OutputError,
     PerturbationMismatch,
+    ProcessLost,
     UndriftError,
     UndriftWarning,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "PerturbationMismatch",
     "Perturbed",
     "Prediction",
+    "ProcessLost",
     "Report",
     "Routed",
     "Shot",

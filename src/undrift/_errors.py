@@ -6,7 +6,8 @@ UndriftError
 ├── PerturbationMismatch   a domain file that does not belong to this network
 ├── CannotRecord           a step that cannot be made a CUDA graph
 ├── DataError              a folder, file or batch that is not what was needed
-└── OutputError            a network output that is not a classifier's
+├── OutputError            a network output that is not a classifier's
+└── ProcessLost            another process of a run of several has ended
 
 Each message is three facts: what we found, what we needed, what to do.
 """
@@ -38,6 +39,10 @@ class DataError(UndriftError):
 
 class OutputError(UndriftError):
     """A network's output is not that of a classifier."""
+
+
+class ProcessLost(UndriftError):
+    """Another process of a run of several has ended, so that this one cannot go on."""
 
 
 class UndriftWarning(UserWarning):

@@ -24,7 +24,7 @@ class Step:
 
     Attributes:
         model: the perturbed network.
-        images: the batch, on the network's device.
+        images: the batch, on the network's device; with several processes, this one's part of it.
         forward: maps images to logits under the perturbation as it stands; no statistics move.
         indices: the images' places in the data set (over epochs); None in a stream.
         progress: the part of all steps that is done (over epochs); 0 in a stream, which has no end.
@@ -63,6 +63,10 @@ class Likelihood(Protocol):
 
     One that says `per_position = True` also takes logits with a class per pixel, batch × classes × height × width, or
     with any number of labels per image, batch × 2 × labels: classes are dimension 1, and means are over all the rest.
+
+    One that says `divisible = True` may be asked by several processes, each of which runs the network on a part of the
+    batch. It gets the logits and the places of the whole batch, while `step.images` are that part alone: it looks at
+    none, and at features through `step.model.key.whole`.
     """
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:

@@ -15,6 +15,7 @@ from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.begin import Keep, adapting, epoch_plan, given_back, perturbed
 from undrift.loop.epochs import Run
+from undrift.loop.many_processes import refuse_undivided
 from undrift.loop.sound_images import SoundImages
 from undrift.recipes.named import parts_of
 from undrift.recipes.perturb_plain import perturb_plain
@@ -59,6 +60,9 @@ def adapt(
     look at the batch. A batch of which the likelihood asks nothing makes no step, nor does one whose loss or gradient
     is not finite: that one leaves no trace. The history counts all of these. After an error or Ctrl-C the model stands
     at the last whole step and can be used; with a plain network it is as it was before the call instead.
+
+    Where `torch.distributed` has a process group, its processes adapt one network together: give each the same network,
+    options and whole data set. Each takes a part of every batch, and all make the same steps as one process would.
 
     Args:
         model: a plain network; or one from `undrift.perturb`, to be adapted as its options say. Neither is wrapped in
@@ -116,6 +120,7 @@ def adapt(
             likelihood, keepers = parts.likelihood, parts.keepers
         warn_of_preprocess(model, unlabelled, clean)
         asked = as_likelihood(Shot() if likelihood is None else likelihood)
+        refuse_undivided(model, asked, keepers)
         by_place = isinstance(asked, Refreshing)  # it keeps labels by an image's place
         images = SoundImages(model, unlabelled, clean, plan.batch_size, order, strict=by_place)
         stack.enter_context(adapting(model, asked))

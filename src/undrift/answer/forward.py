@@ -51,7 +51,7 @@ def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Te
             f"the model has {len(names)} class names, its network {outputs} outputs; needed: one name per "
             "output. Give perturb(classes=…) the names in the order of the outputs."
         )
-    return logits
+    return model.key.whole(logits) if isinstance(model, Perturbed) else logits
 
 
 def outputs_of(model: nn.Module) -> Outputs:

@@ -79,6 +79,7 @@ class Batches(Generic[Target]):
         self._batch_size, self._drop_last = batch_size, drop_last
         self._generator, self._device, self._may_be_empty = generator, device, may_be_empty
         self._warned = False
+        self.divide: Callable[[Chunk], Chunk] | None = None  # which part of a batch this process takes, of several
 
     def __len__(self) -> int:
         """Return the number of batches; too high if whole batches are broken."""
@@ -89,7 +90,12 @@ class Batches(Generic[Target]):
         count = self.skipped.total
         order = torch.randperm(count, generator=self._generator).tolist() if self._generator else list(range(count))
         chunks = [order[at : at + self._batch_size] for at in range(0, count, self._batch_size)][: len(self)]
-        for decoded in read(chunks, self._fetch, self.skipped, self._may_be_empty):
+        if self.divide is not None:
+            chunks = [self.divide(chunk) for chunk in chunks]
+        for decoded in read(chunks, self._fetch, self.skipped, self._may_be_empty, self.divide is not None):
+            if not decoded.indices:
+                yield decoded.images, self._target([])
+                continue
             images = decoded.images.to(self._device, non_blocking=True)
             yield self._finish(images), self._target(decoded.indices)
         if self.skipped.reasons and not self._warned:
@@ -102,17 +108,22 @@ def read(
     fetch: Callable[[list[Chunk]], Iterable[Decoded]],
     skipped: Skipped,
     may_be_empty: bool = False,
+    every: bool = False,
 ) -> Iterator[Decoded]:
-    """Yield the chunks that have a readable image, adding broken ones to `skipped`; raise if there is none."""
+    """Yield the chunks that have a readable image, adding broken ones to `skipped`; raise if there is none.
+
+    Args:
+        every: yield those without one too, and never raise: what there is may be in other processes.
+    """
     any_left = may_be_empty
     for decoded in fetch(chunks):
         skipped.reasons.update(decoded.broken)
         if decoded.problem:
             raise DataError(decoded.problem)
-        if decoded.indices:
-            any_left = True
+        any_left = any_left or bool(decoded.indices)
+        if decoded.indices or every:
             yield decoded
-    if chunks and not any_left:
+    if chunks and not any_left and not every:
         raise DataError(f"{skipped}; needed: at least one that can be read. Check the files, or copy them again.")
 
 

@@ -58,6 +58,7 @@ class History:
         model: the network that was adapted; not part of what is saved.
         views: with `answer_views="auto"`, the views that `predict` averages over, as the network was found to keep its
             answers under them; else None.
+        processes: how many adapted it together; `exchanged`: the bytes that each gave to the others per step.
     """
 
     steps: tuple[HistoryRow, ...] = ()
@@ -70,6 +71,8 @@ class History:
     idle_steps: int = 0
     model: Perturbed | None = dataclasses.field(default=None, compare=False, repr=False)
     views: tuple[str, ...] | None = None
+    processes: int = dataclasses.field(default=1, compare=False)
+    exchanged: int = dataclasses.field(default=0, compare=False)
 
     @property
     def epochs(self) -> tuple[HistoryRow, ...]:
@@ -90,6 +93,8 @@ class History:
             lines.append(f"{self.idle_steps} steps not made: nothing was asked of their batch")
         if self.views is not None:
             lines.append(f"views found safe: {', '.join(self.views) or 'none'}")
+        if self.processes > 1:
+            lines.append(f"{self.processes} processes, {self.exchanged:,} bytes exchanged per process and step")
         if self.verdict is not None:
             lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
         return "\n".join(lines)
@@ -153,6 +158,8 @@ class History:
             lone_batches=plain["lone_batches"],
             idle_steps=plain.get("idle_steps", 0),  # missing in older files
             views=None if plain.get("views") is None else tuple(plain["views"]),  # missing in older files
+            processes=plain.get("processes", 1),
+            exchanged=plain.get("exchanged", 0),
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -21,3 +21,4 @@ def entropy(logits: Tensor, step: Step | None = None) -> Tensor:  # noqa: ARG001
 
 entropy.recordable = True  # type: ignore[attr-defined]
 entropy.per_position = True  # type: ignore[attr-defined]
+entropy.divisible = True  # type: ignore[attr-defined]

@@ -104,7 +104,8 @@ def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, 
         for indices, images in batches():
             logits = logits_of(model(to_device(images, model)), model.options.outputs)
             check_positions(None, logits)
-            parts.append((indices.cpu(), latest(seen, name), logits.softmax(1)))
+            features, probs = (model.key.whole(each) for each in (latest(seen, name), logits.softmax(1)))
+            parts.append((indices.cpu(), features, probs))
     if not parts:
         raise DataError("the domain has no batch; a likelihood that looks at it needs at least one image. Check it.")
     indices, features, probs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

@@ -33,6 +33,7 @@ class Information:
 
     recordable = True
     per_position = True
+    divisible = True
 
     def __init__(self, class_prior: Sequence[float] | Tensor | None = None, epsilon: float = 1e-5) -> None:
         if not 0 <= epsilon < 1:

@@ -32,6 +32,7 @@ class Remembering(SeesFeatures, ABC):
         statistics_first: let moving norm statistics see the domain once before the banks are filled (see `Shot`).
     """
 
+    divisible = True
     statistics_first: bool = False
     banks: Banks = field(init=False, repr=False, default_factory=Banks)
     _network: int | None = field(init=False, repr=False, default=None)  # whose domain the banks hold
@@ -74,7 +75,7 @@ class Remembering(SeesFeatures, ABC):
                 "epoch, and at the features of each batch. Use it with undrift.adapt."
             )
         self.banks.undo()  # drop what a step left that was not made, or another draw of this step
-        features = F.normalize(latest(self._seen, self.features).detach(), dim=1)
+        features = F.normalize(step.model.key.whole(latest(self._seen, self.features).detach()), dim=1)
         return step.indices, features, logits.softmax(1)
 
 

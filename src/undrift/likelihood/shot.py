@@ -49,6 +49,8 @@ class Shot:
         Information(class_prior=None, epsilon=1e-05)
     """
 
+    divisible = True
+
     def __init__(
         self,
         beta: float = 0.3,

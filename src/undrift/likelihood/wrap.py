@@ -15,6 +15,7 @@ class OfLogits:
     """A loss of the logits alone."""
 
     per_position = True  # with a class per pixel, the callable gets batch × classes × height × width
+    divisible = True
 
     def __init__(self, loss: Callable[[Tensor], Tensor]) -> None:
         self.loss = loss

@@ -129,6 +129,7 @@ def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
         try:
             yield
         finally:
+            model.key.share = None
             model.settle()  # Ctrl-C inside a norm layer leaves it with the flags of its policy
 
 

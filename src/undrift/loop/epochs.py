@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift._errors import DataError
+from undrift._errors import DataError, ProcessLost
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
 from undrift.loop.begin import EpochPlan
 from undrift.loop.indexed_loader import Pass
+from undrift.loop.many_processes import check_alike, draw_alike, start_alike
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
 from undrift.loop.sound_images import SoundImages
 from undrift.loop.spread import spread_of_logits
@@ -20,6 +21,7 @@ from undrift.packs.knowing import state_facts
 from undrift.posterior.batch import device_of
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
+from undrift.system import ranks
 from undrift.system.interrupts import uninterrupted
 from undrift.system.progress import Bar
 from undrift.system.randomness import Randomness
@@ -60,6 +62,7 @@ class Run:
         # A likelihood that keeps labels but cannot save them can go on at the start of an epoch only.
         self.anywhere = not isinstance(likelihood, Refreshing) or hasattr(likelihood, "state_dict")
         self.whole = True  # false while the state is one that cannot be saved
+        self.sent = self.sent_steps = 0  # bytes given to other processes, and the steps in which they were
 
     @property
     def steps_done(self) -> int:
@@ -70,8 +73,10 @@ class Run:
 
     def prepare(self) -> None:
         """Go on from the checkpoint, or survey the source network; everything wrong with the inputs shows here."""
-        if self.plan.checkpoint is not None:
+        if self.plan.checkpoint is not None or ranks.processes() > 1:
             self.identity = resume.identity(self)
+        start_alike(self.model, self.randomness, self.identity)
+        if self.plan.checkpoint is not None:
             if (found := checkpoint.read(self.plan.checkpoint, self.identity)) is not None:
                 resume.unpack(self, found)
                 return
@@ -82,7 +87,7 @@ class Run:
         try:
             while self.epoch < self.plan.epochs:
                 self._epoch(bar)
-        except (KeyboardInterrupt, DataError) as stop:
+        except (KeyboardInterrupt, DataError, ProcessLost) as stop:
             if self.whole and (self.anywhere or self.start is None):
                 self._save()
             if isinstance(stop, KeyboardInterrupt):
@@ -140,8 +145,8 @@ class Run:
                 self.over = True
                 return False
             places, images = batch
-            lone = len(images) == 1 and self.images.lone_ones_out("batch", *MOVING)
-            if lone or not len(images):
+            lone = len(places) == 1 and self.images.lone_ones_out("batch", *MOVING)
+            if lone or not len(places):
                 with uninterrupted():
                     self.lone_batches += lone
                     self.done += 1
@@ -158,7 +163,7 @@ class Run:
 
     def _learn(self, places: Tensor, images: Tensor, mark: StepMark) -> dict[str, float]:
         """Make the step on a batch, count it, and return the numbers to show."""
-        before, shown = self.steps_done, dict[str, float]()
+        before, shown, sent = self.steps_done, dict[str, float](), ranks.bytes_sent()
         lr = self.model.options.adapt_lr * self.schedule.set(before + 1)
 
         def count(step: StepResult) -> None:
@@ -174,6 +179,7 @@ class Run:
             self.done += 1
 
         self.stepper.step(images, self.images.data.size, mark, count, places=places, progress=before / self.steps)
+        self.sent, self.sent_steps = self.sent + ranks.bytes_sent() - sent, self.sent_steps + 1
         return shown
 
     def _begin_epoch(self) -> None:
@@ -182,7 +188,8 @@ class Run:
         if isinstance(self.likelihood, Refreshing):
             with self.randomness.kept():
                 self.likelihood.refresh(self.model, lambda: self.images.everything(self._failed))
-        if fresh is not None and self.plan.checkpoint is not None:
+        draw_alike(self.randomness)
+        if fresh is not None and self.plan.checkpoint is not None and ranks.rank() == 0:
             # A disk that cannot be written to shows before hours of work; but not before the likelihood has shown that
             # it can look at this network: a file from before that would bind the user to a misspelt one.
             fresh.write(self.plan.checkpoint)
@@ -191,6 +198,7 @@ class Run:
 
     def _end_epoch(self) -> None:
         epoch = self.epoch + 1
+        check_alike(self.model, f"after epoch {epoch}")
         surveyed = self.plan.keep_best or epoch >= self.plan.epochs - 1
         found = self.surveys.look(epoch, self._failed) if surveyed else None
         with uninterrupted():
@@ -218,12 +226,14 @@ class Run:
             self.idle_steps,
             self.model,
             self.surveys.views,
+            ranks.processes(),
+            self.sent // max(1, self.sent_steps),
         )
 
     # What is saved and said on the way out ----------------------------------------------------------------------
 
     def _save(self) -> None:
-        if self.plan.checkpoint is not None:
+        if self.plan.checkpoint is not None and ranks.rank() == 0:
             try:
                 resume.pack(self).write(self.plan.checkpoint)
             except DataError:

@@ -16,6 +16,7 @@ from undrift.likelihood.wrap import check_positions
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing
+from undrift.system import ranks
 from undrift.system.autocast import weights_moved
 
 More = Callable[[Tensor], Sequence[Tensor]]
@@ -114,6 +115,8 @@ class Gradient:
                         likelihood = likelihood + loss.detach()
                     if self.answers and not climbed:
                         answers += [self._answer(logits.detach()), *self._other_views(images, noisy)]
+                if asked and model.key.share is not None:
+                    ranks.summed([p.grad for p in self.learnables if p.grad is not None])
                 kl = self._penalties(size) if asked and self.learnables else likelihood.new_zeros(())
         finally:
             key.training = training

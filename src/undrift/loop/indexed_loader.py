@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from undrift._errors import DataError
 from undrift.loop.collate_check import again, copied, reorders
 from undrift.posterior.batch import KEYS, images_of
+from undrift.system.ranks import part, processes
 
 Pass = Iterator[tuple[Tensor, Tensor]]
 """Places (int64, on the CPU) and images, batch by batch."""
@@ -88,10 +89,11 @@ class OfLoader:
         yield from self._loader(self._chunks, torch.Generator().manual_seed(0))
 
     def _loader(self, batches: Any, generator: torch.Generator | None) -> Pass:
-        loader: DataLoader[Any] = DataLoader(**self._settings, batch_sampler=batches, generator=generator)
+        parts: Any = batches if processes() == 1 else _Parts(batches)
+        loader: DataLoader[Any] = DataLoader(**self._settings, batch_sampler=parts, generator=generator)
         at = 0
         for places, item, found in loader:
-            images = images_of(item)
+            images = torch.empty(0) if item is None else images_of(item)
             if found is not None:
                 self._object(found)
             # An image without a known place is identified by its position in the pass.
@@ -115,6 +117,23 @@ class OfLoader:
                 f"the loader's collate_fn {found}, and places need a batch whose images lie as their samples do; so "
                 f"the verdict has no agreement, and step.indices are positions in the pass. {do}"
             )
+
+
+class _Parts:
+    """This process's part of each batch of a sampler, which draws the whole order before the first is loaded.
+
+    What an augmentation draws while images load differs between processes; their order may not.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # At the first `next`, as samplers do: the loader draws a seed before it.
+        yield from [part(list(batch)) for batch in self.batches]
 
 
 class _Placed(Dataset[Any]):
@@ -149,6 +168,8 @@ class _Collate:
         self.collate, self.watched = collate, watched
 
     def __call__(self, items: list[tuple[int, Any]]) -> tuple[Tensor, Any, str | None]:
+        if not items:  # this process has no part of a small batch
+            return torch.empty(0, dtype=torch.int64), None, None
         places, samples = [place for place, _ in items], [sample for _, sample in items]
         there = [at for at, sample in enumerate(samples) if _image(sample) is not None]
         with again() as repeat:

@@ -5,14 +5,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from undrift._errors import DataError, UndriftError, UndriftWarning
+from undrift._errors import DataError, ProcessLost, UndriftError, UndriftWarning
 from undrift.answer.forward import finite_rows
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.unlabelled import Unlabelled, unlabelled_of
 from undrift.options import Statistics
 from undrift.posterior.batch import to_device
 from undrift.posterior.perturbed import Perturbed
+from undrift.system import ranks
 
 Failed = Callable[[Exception], DataError]
 """Says where a run stood when the user's data set raised."""
@@ -26,6 +28,9 @@ class SoundImages:
         clean: the same images at the same places without augmentation, to look at; None takes `unlabelled`.
         batch_size: of batches that are made here; `generator` gives their order.
         strict: whether a place has to mean the same image in every pass.
+
+    With several processes, places are those of a whole batch, and images this process's part of it; the network knows
+    how they lie while it is asked for that batch.
 
     Attributes:
         given: what the caller gave.
@@ -43,6 +48,7 @@ class SoundImages:
         strict: bool,
     ) -> None:
         self.model, self.given = model, unlabelled
+        strict = strict or ranks.processes() > 1
         self.data: Unlabelled = unlabelled_of(unlabelled, batch_size, generator, strict)
         self.looked_at = self.data if clean is None else unlabelled_of(clean, batch_size, generator, strict)
         self.bad: set[int] = set()
@@ -60,7 +66,7 @@ class SoundImages:
         """Yield every image once. A batch of one is left out where norm layers would look at it."""
         least = 2 if self.lone_ones_out("batch") else 1
         for places, images in self._sound(self.looked_at.everything(), failed):
-            if len(images) >= least:
+            if len(places) >= least:
                 yield places, images
 
     def lone_ones_out(self, *statistics: Statistics) -> bool:
@@ -74,19 +80,34 @@ class SoundImages:
                 warnings.warn(doubts.pop(), UndriftWarning, stacklevel=3)
 
     def _sound(self, batches: Pass, failed: Failed) -> Pass:
-        while True:
+        try:
+            while (batch := self._next(batches, failed)) is not None:
+                places, images = batch[0], to_device(batch[1], self.model)
+                here = None
+                if len(images) and not bool((finite := finite_rows(images)).all()):
+                    here, images = finite.cpu(), images[finite]
+                if ranks.processes() > 1:
+                    # −1 − place is one that was left out, of which all hear so.
+                    told = places if here is None else torch.where(here, places, -1 - places)
+                    self.model.key.share, images, told = ranks.share_rows(images, told)
+                    here, places = told >= 0, torch.where(told < 0, -1 - told, told)
+                if here is not None:
+                    self.bad.update(places[~here].tolist())
+                    places = places[here]
+                yield places, images
+        finally:
+            self.model.key.share = None
+
+    def _next(self, batches: Pass, failed: Failed) -> tuple[Tensor, Tensor] | None:
+        """Return the next batch, None at the end; what goes wrong with it goes wrong in all processes."""
+        try:
             try:
-                batch = next(batches, None)
+                return next(batches, None)
             except UndriftError:
                 raise
             except Exception as error:
                 raise failed(error) from error
-            if batch is None:
-                return
-            places, images = batch[0], to_device(batch[1], self.model)
-            finite = finite_rows(images)
-            if not bool(finite.all()):
-                here = finite.cpu()
-                self.bad.update(places[~here].tolist())
-                places, images = places[here], images[finite]
-            yield places, images
+        except UndriftError as error:
+            if ranks.processes() > 1 and not isinstance(error, ProcessLost):
+                ranks.tell_failure(error)
+            raise

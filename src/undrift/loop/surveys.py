@@ -46,7 +46,7 @@ class Surveys:
 
             def ask(images: Tensor) -> Tensor:
                 # Through the model, which keeps a network from writing into the images.
-                answer = logits(self.model(images))
+                answer = self.model.key.whole(logits(self.model(images)))
                 know()
                 return answer
 

@@ -13,10 +13,11 @@ from undrift._errors import DataError
 from undrift.images import FileDomain, TensorDomain
 from undrift.loop.indexed_loader import OfLoader, Pass, even, filled, mixed
 from undrift.posterior.batch import images_of
+from undrift.system.ranks import part, processes
 
 
 class Unlabelled(Protocol):
-    """A domain to go through many times.
+    """A domain to go through many times. Of each batch, a process gets its part (see `undrift.system.ranks`).
 
     Attributes:
         size: number of images.
@@ -105,12 +106,12 @@ class _OfTensor:
 
     def epoch(self) -> Pass:
         order = torch.randperm(self.size, generator=self.generators[0])
-        for places in order.split(self.batch_size):
+        for places in map(part, order.split(self.batch_size)):
             yield places, self._at(places)
 
     def everything(self) -> Pass:
         for chunk in mixed(range(self.size), self.batch_size):
-            places = torch.tensor(chunk)
+            places = torch.tensor(part(chunk), dtype=torch.int64)
             yield places, self._at(places)
 
     def _at(self, places: Tensor) -> Tensor:
@@ -132,12 +133,12 @@ class _OfDomain:
 
     def epoch(self) -> Pass:
         for images, places in self._epoch:
-            yield torch.tensor(places), images
+            yield torch.tensor(places, dtype=torch.int64), images
 
     def everything(self) -> Pass:
         self._fixed.manual_seed(0)
         for images, places in self._everything:
-            yield torch.tensor(places), images
+            yield torch.tensor(places, dtype=torch.int64), images
 
 
 def _placed(
@@ -145,8 +146,11 @@ def _placed(
 ) -> Iterable[tuple[Tensor, list[int]]]:
     """Return batches of images with their places in the domain instead of labels."""
     if isinstance(domain, TensorDomain):
-        return domain._batches(list, batch_size, generator, False)
-    return domain._batches(list, batch_size, generator, False, "cpu", None)
+        batches = domain._batches(list, batch_size, generator, False)
+    else:
+        batches = domain._batches(list, batch_size, generator, False, "cpu", None)
+    batches.divide = part if processes() > 1 else None
+    return batches
 
 
 class _OfIterable:
@@ -173,7 +177,7 @@ class _OfIterable:
                     f"batch {number} of a pass holds other images than in the first pass; images without an index are "
                     "identified by their position. Give a DataLoader over a data set with a length, which may shuffle."
                 )
-            yield torch.arange(at, at + len(images)), images
+            yield part(torch.arange(at, at + len(images))), part(images)
             at += len(images)
         if number == 0:
             raise DataError(

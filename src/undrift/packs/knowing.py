@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from undrift.packs.evidence import FACT, Gathering
 from undrift.packs.moments import watching
@@ -36,6 +37,13 @@ def knowing(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None
         yield lambda: None
         return
     with watching(root_of(model.net)) as watch:
-        yield lambda: gathering.add(watch.moments())
+
+        def know() -> None:
+            seen = watch.moments()
+            if seen is not None:
+                seen = replace(seen, mean=model.key.whole(seen.mean), var=model.key.whole(seen.var))
+            gathering.add(seen)
+
+        yield know
     if (moments := gathering.moments()) is not None:
         moments.put(model)

@@ -78,7 +78,7 @@ class Noise(nn.Module):
         if torch.compiler.is_compiling():
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
-        out = self._add(layer, x, y, log_var, key.to(x.device), rank() * y.shape[0])
+        out = self._add(layer, x, y, log_var, key.to(x.device), self.key.first_row(y.shape[0]))
         return out if batched else out.squeeze(0)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -185,10 +185,3 @@ def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a context without autocast; most of the time there is none to leave, and entering takes its time."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def rank() -> int:
-    """Return this process's rank, 0 where nothing is distributed."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return 0

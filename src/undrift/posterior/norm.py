@@ -12,8 +12,10 @@ from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
 from undrift.posterior.norm_tracking import Tracking, can_track
 from undrift.posterior.seeds import Key
+from undrift.posterior.shared_statistics import BatchStatistics, follow, statistics
 from undrift.posterior.swap import Swapped
 from undrift.system.private import BatchNorm, InstanceNorm
+from undrift.system.ranks import Share
 
 KINDS: tuple[type[nn.Module], ...] = (BatchNorm, InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -41,6 +43,7 @@ class Norm(Swapped):
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
+        self.own: dict[str, Tensor | None] = {}  # its averages, while it has those of a batch on several processes
         self.noisy = False  # whether kept statistics are known to be those of noisy passes
 
     def copy(self, copies: dict[int, Tensor]) -> None:
@@ -57,13 +60,16 @@ class Norm(Swapped):
 
     # Hooks ------------------------------------------------------------------------------------------------------
 
-    def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """Apply the policy: use batch statistics, or move the kept ones and use them."""
         if not self.key.enabled or self.statistics is None:
-            return
-        if self.flags or self.tracking is not None:
+            return None
+        if self.flags or self.tracking is not None or self.own:
             self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
+        share = self.key.share
+        if share is not None and not share.alike and isinstance(layer, BatchNorm):
+            return self._before_on_many(layer, x, args, kwargs, share)
         if self.by_batch and not torch.compiler.is_compiling():
             if x.shape[0] == 1:
                 self._refuse_single(x)
@@ -72,7 +78,7 @@ class Norm(Swapped):
             if not own["training"] or own["track_running_stats"]:
                 self.flags = {"training": own["training"], "track_running_stats": own["track_running_stats"]}
                 own.update(_BY_BATCH)
-            return
+            return None
         # A domain's average has its own pace; at a pace of 0 there is nothing to compute.
         moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
         if self.statistics == "batch":
@@ -88,9 +94,32 @@ class Norm(Swapped):
         # Batch statistics are train mode for a batch norm, and "not tracking" for both; tracking off keeps a batch
         # norm from moving its averages by itself.
         self._switch(layer, batch and isinstance(layer, BatchNorm), tracks or not batch)
+        return None
+
+    def _before_on_many(
+        self, layer: Any, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Apply the policy to a batch norm that sees a part of a batch, whose statistics are those of all parts."""
+        moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
+        batch = self.statistics == "batch" or (self.statistics == "train" and moves)
+        found = statistics(x.detach(), share) if batch or (moves and pace) else None
+        if moves and pace:
+            self._move(layer, x, found)
+        self._switch(layer, False, True)
+        if not batch:
+            return None
+        assert found is not None, "batch statistics were taken"
+        x = follow(x, found, layer.eps, share)
+        self.own = {name: layer._buffers[name] for name in ("running_mean", "running_var")}
+        for name, value in (("running_mean", found.mean), ("running_var", found.var)):
+            layer._buffers[name] = value.to(self.own[name])
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Restore the layer's flags and keep the statistics that it moved; no output means that its pass raised."""
+        if self.own:
+            self.settle()
+            return
         if self.by_batch and not torch.compiler.is_compiling():
             if self.flags:
                 layer.__dict__.update(self.flags)
@@ -115,6 +144,9 @@ class Norm(Swapped):
         if self.tracking is not None:
             self.tracking.undo()
             self.tracking = None
+        if self.own:
+            self.layer._buffers.update(self.own)
+            self.own = {}
 
     def knows_noise(self) -> bool:
         """Return whether the kept statistics come from noisy passes; if unknown, whether they differ from the source's.
@@ -152,9 +184,13 @@ class Norm(Swapped):
                 'statistics need at least two. Use a larger batch, or norm_statistics="moving" or "source".'
             )
 
-    def _move(self, layer: Any, x: Tensor) -> None:
-        """Move the kept statistics towards the batch's (they start at the source's)."""
-        mean, var, count = self.key.once(lambda: self._moved(layer, x.detach()))
+    def _move(self, layer: Any, x: Tensor, found: BatchStatistics | None = None) -> None:
+        """Move the kept statistics towards the batch's (they start at the source's).
+
+        Args:
+            found: the batch's, where they are known.
+        """
+        mean, var, count = self.key.once(lambda: self._moved(layer, x.detach(), found))
         if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
             # A later training step could not use an inference tensor.
             with torch.inference_mode(False):
@@ -175,16 +211,22 @@ class Norm(Swapped):
                 setattr(layer, name, value)
 
     @torch.no_grad()
-    def _moved(self, layer: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _moved(
+        self, layer: Any, x: Tensor, found: BatchStatistics | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         old_mean: Tensor = layer.running_mean
         old_var: Tensor = layer.running_var
-        if x.numel() // x.shape[1] == 1:
+        if found is None and x.numel() // x.shape[1] == 1:
             return old_mean, old_var, None  # one value has no variance
         x = x.to(wide(x.dtype))
         positions = tuple(range(2, x.ndim))
         # One pass over the input and few launches, as a network has many such layers.
-        if isinstance(layer, InstanceNorm):
-            var, mean = (each.mean(0) for each in torch.var_mean(x, dim=positions))
+        if found is not None:
+            mean, var = found.mean, found.var * (found.count / (found.count - 1))
+        elif isinstance(layer, InstanceNorm):
+            share = self.key.share
+            each = (part if share is None else share.join(part) for part in torch.var_mean(x, dim=positions))
+            var, mean = (part.mean(0) for part in each)
             var = var + 0 * mean  # a mean of means may overflow alone, and 0 · ∞ is NaN
         else:
             var, mean = torch.var_mean(x, dim=(0, *positions))

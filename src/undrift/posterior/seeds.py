@@ -19,6 +19,7 @@ from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.keys import key_of_use
 from undrift.posterior.replay import Replay
 from undrift.system.private import frame_watcher, hidden_from_compiler, in_backward, in_function_transform
+from undrift.system.ranks import Share, rank
 
 T = TypeVar("T")
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
@@ -60,6 +61,7 @@ class Key(nn.Module):
         handles: where log-variances' gradients go in a graph that holds the KL (`kernels.share`).
         offered: the handles of the pass that begins next.
         waiting: the weights whose hook has not fired yet, by number.
+        share: how the rows of the batch that passes lie on several processes; None where this one has them all.
     """
 
     seed: Tensor
@@ -81,6 +83,7 @@ class Key(nn.Module):
         self.handles: tuple[Tensor, ...] | None = None
         self.offered: tuple[Tensor, ...] | None = None
         self.waiting: dict[int, str] = {}
+        self.share: Share | None = None
         self.replay = Replay()
         self.reseed(generator)
 
@@ -154,6 +157,18 @@ class Key(nn.Module):
             stacklevel=2,
         )
 
+    # Batches that lie on several processes ------------------------------------------------------------------------
+
+    def first_row(self, rows: int) -> int:
+        """Return where the rows that a layer sees begin in the whole batch; an image may be several of them."""
+        if self.share is None:
+            return rank() * rows  # in a loop of the user's own, where processes have equal shares
+        return self.share.first * (rows // self.share.own)
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """Return the rows of the whole batch, given those of this process."""
+        return rows if self.share is None else self.share.whole(rows)
+
     # What layers ask for -----------------------------------------------------------------------------------------
 
     def next(self, number: int) -> Tensor | None:
@@ -226,4 +241,4 @@ class Key(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same, and has no pass under way.
         own = {"noisy": True, "calls": {**self.calls}, "current": None, "graph": None, "handles": None, "offered": None}
-        return {**self.__dict__, **own}
+        return {**self.__dict__, **own, "share": None}

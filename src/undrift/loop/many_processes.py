@@ -1,0 +1,63 @@
+"""Let several processes adapt one network: refuse what they cannot share, and start them all alike."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from undrift._errors import OptionError
+from undrift._types import Keeper, Likelihood
+from undrift.posterior.attached import root_of
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import adapted
+from undrift.system import ranks
+from undrift.system.private import BatchNorm
+from undrift.system.randomness import Randomness
+
+
+def refuse_undivided(model: Perturbed, likelihood: Likelihood, keepers: Sequence[Keeper]) -> None:
+    """Raise where several processes would not do together what one does alone."""
+    if ranks.processes() == 1:
+        return
+    name = getattr(likelihood, "__name__", type(likelihood).__name__)
+    untracked = [n for n, m in model.net.named_modules() if isinstance(m, BatchNorm) and m.running_mean is None]
+    reasons = {
+        f"{name} looks at more of a step than logits, places and features": not getattr(likelihood, "divisible", False),
+        f"{', '.join(type(keeper).__name__ for keeper in keepers)} was not checked with several": bool(keepers),
+        'mean_start="gradient" looks at a gradient before it is summed': (
+            model.options.mean_start == "gradient" and bool(model.low_rank)
+        ),
+        "the network is compiled, and messages cannot enter its graph": root_of(model.net) is not model.net,
+        f"{', '.join(untracked[:3])} normalises by its own part of a batch at all times": bool(untracked),
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise OptionError(
+            f"{ranks.processes()} processes adapt this network together, and {'; '.join(found)}; needed: entropy, "
+            "Information, Shot, Nrc, Aad or a loss of the logits alone, on a network as it was written. Take the "
+            "method undrift, shot, nrc, aad, tent or vmp, or start one process."
+        )
+
+
+def start_alike(model: Perturbed, randomness: Randomness, identity: dict[str, Any]) -> None:
+    """Check that all processes are of one run, and give them the first one's state and random numbers."""
+    if ranks.processes() > 1:
+        ranks.agree(json.dumps(identity), "options, images or network")
+        ranks.from_first(list(adapted(model).values()))
+        draw_alike(randomness)
+
+
+def draw_alike(randomness: Randomness) -> None:
+    """Give all processes the first one's random state: augmentations that ran in each have drawn differently."""
+    if ranks.processes() > 1:
+        state = randomness.state()
+        ranks.from_first(list(state.values()))
+        randomness.put(state)
+
+
+def check_alike(model: nn.Module, when: str) -> None:
+    """Raise where the processes' networks have come to differ, which unlike machines could cause."""
+    if ranks.processes() > 1 and isinstance(model, Perturbed):
+        sums = {name: float(tensor.detach().double().sum()) for name, tensor in adapted(model).items()}
+        ranks.agree(json.dumps(sums), f"weights {when}")

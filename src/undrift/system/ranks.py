@@ -1,0 +1,250 @@
+"""Share each batch among the processes of `torch.distributed`, and join what they find.
+
+Every process holds the whole network and runs it on a part of each batch. Outputs are joined before anything is asked
+of them, so that each process sees all rows of the batch, computes the same loss, and makes the same step. Where there is
+no process group, all of this is one process with everything.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from undrift._errors import DataError, ProcessLost
+
+Rows = TypeVar("Rows", bound=Sequence[Any])
+
+AT_ONCE = 2**25
+"""Bytes of gradients that are summed in one message: a copy of them all would be another network."""
+
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_FAILED = -1  # in place of a number of rows
+
+
+def processes() -> int:
+    """Return how many processes there are, 1 where nothing is distributed."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return this process's rank, 0 where nothing is distributed."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def part(rows: Rows) -> Rows:
+    """Return this process's part of a batch: a run of its rows, as long as everybody's or one shorter."""
+    first, last = part_of(len(rows), rank(), processes())
+    return rows[first:last]  # type: ignore[return-value]  # a slice of a sequence is one
+
+
+def part_of(rows: int, number: int, count: int) -> tuple[int, int]:
+    """Return where one of `count` parts begins and ends; the parts lie in order, and their sizes differ by one at most.
+
+    Examples:
+        >>> [part_of(8, number, 3) for number in range(3)]
+        [(0, 2), (2, 5), (5, 8)]
+    """
+    return number * rows // count, (number + 1) * rows // count
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the rows of one batch lie on the processes, in the order of ranks.
+
+    Attributes:
+        rows: the number of rows of each process.
+        rank: this process.
+        alike: whether every process has the whole batch instead, because it has too few rows for all of them.
+    """
+
+    rows: tuple[int, ...]
+    rank: int
+    alike: bool = False
+
+    @property
+    def own(self) -> int:
+        """Number of this process's rows."""
+        return self.rows[self.rank]
+
+    @property
+    def first(self) -> int:
+        """Where this process's rows begin in the batch."""
+        return 0 if self.alike else sum(self.rows[: self.rank])
+
+    def whole(self, mine: Tensor) -> Tensor:
+        """Return the rows of all processes, given this one's; each process then has to ask the same of them.
+
+        The gradient goes to this process's rows. Summed over the processes, those of parameters are the batch's.
+        """
+        return _Whole.apply(mine, self) if mine.requires_grad else self.join(mine)  # type: ignore[no-any-return]
+
+    def join(self, mine: Tensor) -> Tensor:
+        """Return the rows of all processes, without a gradient."""
+        if self.alike:
+            return mine
+        padded = mine.new_zeros(max(self.rows), *mine.shape[1:])
+        padded[: len(mine)] = mine.detach()
+        return torch.cat([each[:rows] for each, rows in zip(_all(padded), self.rows, strict=True)])
+
+    def each(self, mine: Tensor) -> Tensor:
+        """Return a tensor of each process as one row: this one's alone where the processes have the same batch."""
+        return mine[None] if self.alike else torch.stack(_all(mine))
+
+    def total(self, mine: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes."""
+        return mine if self.alike else summed([mine.clone()])[0]
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, share: Share) -> Tensor:
+        ctx.share = share
+        return mine.view_as(mine) if share.alike else share.join(mine)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        share = ctx.share
+        if share.alike:  # every process finds all of it, and they are added up
+            return gradient / len(share.rows), None
+        return gradient[share.first : share.first + share.own], None
+
+
+# Batches ------------------------------------------------------------------------------------------------------------
+
+
+def share_rows(images: Tensor, places: Tensor) -> tuple[Share, Tensor, Tensor]:
+    """Return how a batch lies on the processes, this one's images, and the places of all.
+
+    Where a process has none, as of a small last batch, each gets the whole batch.
+
+    Args:
+        images: this process's part of the batch.
+        places: of these, int64 on the CPU; they may be more than the images (those that were left out).
+    """
+    shape = [images.ndim, *images.shape[1:]] if len(images) else [0]
+    facts = torch.zeros(12, dtype=torch.int64)
+    facts[:3] = torch.tensor([len(images), len(places), _DTYPES.index(images.dtype) if len(images) else 0])
+    facts[3 : 3 + len(shape)] = torch.tensor(shape)
+    found = torch.stack(_all(facts)).tolist()
+    if any(row[0] == _FAILED for row in found):
+        raise DataError(_told(""))
+    rows = tuple(row[0] for row in found)
+    share = Share(rows, rank())
+    everywhere = Share(tuple(row[1] for row in found), rank()).join(places)
+    if min(rows) or not sum(rows):
+        return share, images, everywhere
+    _, _, dtype, ndim, *sizes = max(found)
+    images = images.to(_DTYPES[dtype]) if len(images) else images.new_zeros(0, *sizes[: ndim - 1], dtype=_DTYPES[dtype])
+    return Share((sum(rows),) * len(rows), rank(), alike=True), share.join(images), everywhere
+
+
+def tell_failure(error: Exception) -> None:
+    """Let the other processes, which wait for this one's part of a batch, raise its error too."""
+    facts = torch.zeros(12, dtype=torch.int64)
+    facts[0] = _FAILED
+    _all(facts)
+    _told(str(error))
+
+
+def _told(mine: str) -> str:
+    """Return the first text that a process has to say."""
+    return next((text for text in texts(mine) if text), "")
+
+
+# What processes say to each other --------------------------------------------------------------------------------
+
+
+def summed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Add up tensors over all processes, in place."""
+    if processes() == 1:
+        return tensors
+    waiting: list[Tensor] = []
+    for number, tensor in enumerate(tensors):
+        waiting.append(tensor)
+        later = tensors[number + 1] if number + 1 < len(tensors) else None
+        alike = later is not None and later.dtype == tensor.dtype and later.device == tensor.device
+        if not alike or sum(t.numel() * t.element_size() for t in waiting) >= AT_ONCE:
+            row = torch.cat([t.reshape(-1) for t in waiting])
+            _call(dist.all_reduce, row, sent=row)
+            for t, values in zip(waiting, row.split([t.numel() for t in waiting]), strict=True):
+                t.copy_(values.view(t.shape))
+            waiting = []
+    return tensors
+
+
+def from_first(tensors: Sequence[Tensor]) -> None:
+    """Give these tensors the values that they have in the first process."""
+    if processes() > 1:
+        for tensor in tensors:
+            device = tensor.device if tensor.is_cuda or dist.get_backend() != "nccl" else _place()
+            copy = tensor.detach().to(device, copy=True).contiguous()
+            _call(dist.broadcast, copy, 0, sent=copy)
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+
+def texts(mine: str) -> list[str]:
+    """Return a text of each process."""
+    content = torch.frombuffer(bytearray(mine.encode() or b"\0"), dtype=torch.uint8)
+    sizes = tuple(int(size) for size in torch.stack(_all(torch.tensor([len(content)]))))
+    joined = Share(sizes, rank()).join(content)
+    return [bytes(each.numpy()).decode().rstrip("\0") for each in joined.split(sizes)]
+
+
+def agree(mine: str, what: str) -> None:
+    """Raise, in every process, unless all say the same.
+
+    Args:
+        what: they have to agree in, for the error.
+    """
+    if processes() == 1:
+        return
+    marks = texts(hashlib.blake2b(mine.encode(), digest_size=8).hexdigest())
+    if len(set(marks)) > 1:
+        others = [number for number, mark in enumerate(marks) if mark != marks[0]]
+        raise DataError(
+            f"process {', '.join(map(str, others))} of {len(marks)} has other {what} than process 0; needed: the same "
+            "in all, as undrift itself divides each batch among them. Give every process the same, whole data set and "
+            "network; to adapt to a data set each, start them without a process group."
+        )
+
+
+def _all(mine: Tensor) -> list[Tensor]:
+    """Return a tensor of each process; they have the same shape."""
+    given = mine.detach().contiguous()
+    if dist.get_backend() == "nccl":
+        given = given.to(_place())
+    flat = given.view(torch.uint8).reshape(-1) if given.ndim else given.reshape(1).view(torch.uint8)
+    found = [torch.empty_like(flat) for _ in range(processes())]
+    _call(dist.all_gather, found, flat, sent=flat)
+    return [each.view(given.dtype).view(given.shape).to(mine.device) for each in found]
+
+
+def _place() -> torch.device:
+    """Return the device that this process's messages have to be on with NCCL."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+_sent = 0
+
+
+def bytes_sent() -> int:
+    """Return how many bytes this process has handed to the others since it started."""
+    return _sent
+
+
+def _call(collective: Callable[..., Any], *given: Any, sent: Tensor) -> None:
+    global _sent  # noqa: PLW0603  # a count per process, as the process group is
+    try:
+        collective(*given)
+    except RuntimeError as error:
+        raise ProcessLost(
+            f"process {rank()} of {processes()} lost the others ({str(error).splitlines()[0][:160]}); needed: all of "
+            "them until the end. What the lost one printed says why; with checkpoint=… a run can go on from its last "
+            "whole step, with any number of processes."
+        ) from error
+    _sent += sent.numel() * sent.element_size()
