@@ -47,6 +47,8 @@ def run(
 ) -> dict[str, Any]:
     """Adapt a network to unlabelled images and write a domain file.
 
+    Several GPUs or machines: torchrun --nproc-per-node 2 -m undrift adapt …
+
     Example: undrift adapt images/ --weights net.pt --out b.safetensors
     """
     import torch
@@ -66,7 +68,8 @@ def run(
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
     session.kept = _kept(checkpoint)
-    with alone(checkpoint):
+    crew = session.crew
+    with alone(checkpoint if crew.first else None), crew.together(opened.device):
         history = adapt(
             perturbed,
             held,
@@ -79,6 +82,9 @@ def run(
             generator=torch.Generator().manual_seed(seed),
             progress=False if session.quiet else None,
         )
+        skipped = crew.all_of(skipped_of(domain, held))
+    if not crew.first:
+        return {}
     # Write every file before printing, so that a closed stdout costs no result.
     save(perturbed, out, source=opened.source.name, mean=stored_mean)
     session.kept = f"{out} was written whole."
@@ -87,7 +93,6 @@ def run(
         history.plot(plot_path)
     session.say(str(history))
     wrote = [session.wrote(path) for path in outputs if path is not None]
-    skipped = skipped_of(domain, held)
     return {
         "domain_file": str(out),
         "wrote": wrote,

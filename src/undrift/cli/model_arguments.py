@@ -78,10 +78,9 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
     from undrift.cli.models import load_model, parse_arguments
     from undrift.images.preprocess import RAW
     from undrift.packs.domain_file import inspect
-    from undrift.system.device import pick_device
 
     flags = ModelFlags(**given)
-    device = pick_device(flags.device)
+    device = session.crew.device(flags.device)
     file = None if domain_file is None else inspect(domain_file)
     source = load_model(flags.model, flags.weights, parse_arguments(flags.model_args))
     learned = None if file is None else file.preprocess

@@ -22,6 +22,7 @@ from rich.text import Text
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.cli.app import ERROR, INTERRUPTED, OK, USAGE
 from undrift.cli.flags import help_all, parameters_of, signed, switch
+from undrift.cli.torchrun import Crew, refuse_many
 from undrift.cli.wording import in_shell
 
 Run = Callable[..., Mapping[str, Any] | None]
@@ -46,13 +47,16 @@ class Session:
         unread: whether printing failed (a closed pipe or terminal, a full disk). The command continues, because it may
             have files to write.
         failed: whether the result names something that is wrong; the exit code says so too.
+        crew: the processes that run this command; the first prints for all.
     """
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
-        self.as_json, self.quiet = as_json, quiet
+        self.crew = Crew()
+        self.as_json, self.quiet = as_json, quiet or not self.crew.first
         self.warnings: list[str] = []
         self.kept = "Nothing was written."
         self.unread = self.failed = False
+        self._silent = not self.crew.first
         # Created per command, because tests and pipes replace stdout.
         self._people = _Console(stderr=as_json, highlight=False, soft_wrap=True)
         self._aside = _Console(stderr=True, highlight=False, soft_wrap=True)
@@ -83,17 +87,24 @@ class Session:
 
     def fail(self, kind: str, message: str) -> None:
         """Print an error, for people and as JSON."""
+        self._silent = not self.crew.tells_first()
         message = in_shell(message)
+        if self.crew.count > 1 and kind != "stopped":
+            message = f"process {self.crew.rank} of {self.crew.count}: {message}"
         self.note(f"{kind}: {message}", "bold red" if kind != "stopped" else "bold")
         if self.as_json:
             self._print_json({"error": kind, "message": message, "warnings": self.warnings})
 
     def put(self, text: str) -> None:
         """Print text for programs to stdout, unchanged."""
+        if self._silent:
+            return
         with self._printing(sys.stdout):
             print(text, end="", flush=True)
 
     def _print(self, console: Console, text: str, style: str) -> None:
+        if self._silent:
+            return
         with self._printing(console.file):
             console.print(Text(text, style=style))
 
@@ -148,6 +159,7 @@ def command(run: Run) -> Callable[..., int]:
         session = Session(as_json, quiet)
         with session.hearing_warnings():
             try:
+                refuse_many(run.__module__.rpartition(".")[2])
                 session.finish(run(session=session, **given))
                 return ERROR if session.unread or session.failed else OK
             except (KeyboardInterrupt, Exception) as error:
@@ -182,6 +194,7 @@ def _end(session: Session, error: BaseException) -> int:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         session.fail("OutOfMemory", f"{_first_line(error)}; the batch did not fit. Lower --batch-size. {session.kept}")
         return ERROR
+    session.crew.tells_first()  # Python prints it, with its traceback
     raise error
 
 

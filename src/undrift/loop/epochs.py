@@ -76,10 +76,12 @@ class Run:
         if self.plan.checkpoint is not None or ranks.processes() > 1:
             self.identity = resume.identity(self)
         start_alike(self.model, self.randomness, self.identity)
-        if self.plan.checkpoint is not None:
-            if (found := checkpoint.read(self.plan.checkpoint, self.identity)) is not None:
-                resume.unpack(self, found)
-                return
+        path = self.plan.checkpoint
+        found = None if path is None else checkpoint.read(path, self.identity)
+        ranks.agree("nothing" if found is None else str(found.values), f"a checkpoint at {path}")
+        if found is not None:
+            resume.unpack(self, found)
+            return
         self.surveys.look_at_source(self._failed)
 
     def go(self, bar: Bar) -> History:

@@ -222,7 +222,7 @@ class Norm(Swapped):
         positions = tuple(range(2, x.ndim))
         # One pass over the input and few launches, as a network has many such layers.
         if found is not None:
-            mean, var = found.mean, found.var * (found.count / (found.count - 1))
+            mean, var = found.mean, found.var * (found.values / (found.values - 1))
         elif isinstance(layer, InstanceNorm):
             share = self.key.share
             each = (part if share is None else share.join(part) for part in torch.var_mean(x, dim=positions))

@@ -2,8 +2,8 @@
 
     M = Σ x / n,   V = Σ (x − M)² / n      over all positions, of the images of all processes
 
-A layer then normalises its own rows by M and V as kept statistics, in its own forward pass and at its usual speed. Where
-g is the gradient of the loss with M and V held fixed, the whole gradient is
+A layer then normalises its own rows by M and V as by kept statistics, in its own forward pass. Where g is the gradient
+of the loss with M and V held fixed, the whole gradient is
 
     g − Σ g / n − (x − M) / (V + ε) · Σ g (x − M) / n
 """
@@ -22,7 +22,7 @@ class BatchStatistics(NamedTuple):
 
     mean: Tensor
     var: Tensor
-    count: Tensor
+    values: Tensor
 
 
 @torch.no_grad()
@@ -42,19 +42,18 @@ def statistics(x: Tensor, share: Share) -> BatchStatistics:
 
 def follow(x: Tensor, found: BatchStatistics, epsilon: float, share: Share) -> Tensor:
     """Return x for a layer that takes these statistics as fixed, with the gradient that comes through them."""
-    out: Tensor = _Follow.apply(x, found, epsilon, share) if x.requires_grad else x
-    return out
+    return _Follow.apply(x, found, epsilon, share) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
 class _Follow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, found: BatchStatistics, epsilon: float, share: Share) -> Tensor:
-        ctx.save_for_backward(x, found.mean, found.var + epsilon, found.count)
+        ctx.save_for_backward(x, found.mean, found.var + epsilon, found.values)
         ctx.share = share
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         x, mean, var, count = ctx.saved_tensors
         g, away = gradient.to(mean.dtype), x.to(mean.dtype) - _by_channel(mean, x)
         sums = ctx.share.total(torch.cat([g.sum(_all_but_channels(g)), _products(g, away)])) / count

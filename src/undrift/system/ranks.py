@@ -1,8 +1,8 @@
 """Share each batch among the processes of `torch.distributed`, and join what they find.
 
 Every process holds the whole network and runs it on a part of each batch. Outputs are joined before anything is asked
-of them, so that each process sees all rows of the batch, computes the same loss, and makes the same step. Where there is
-no process group, all of this is one process with everything.
+of them, so that each process sees all rows of the batch, computes the same loss, and makes the same step. Without a
+process group, there is one process with everything.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from undrift._errors import DataError, ProcessLost
 
-Rows = TypeVar("Rows", bound=Sequence[Any])
+Rows = TypeVar("Rows", list[int], Tensor)
 
 AT_ONCE = 2**25
 """Bytes of gradients that are summed in one message: a copy of them all would be another network."""
@@ -38,7 +38,7 @@ def rank() -> int:
 def part(rows: Rows) -> Rows:
     """Return this process's part of a batch: a run of its rows, as long as everybody's or one shorter."""
     first, last = part_of(len(rows), rank(), processes())
-    return rows[first:last]  # type: ignore[return-value]  # a slice of a sequence is one
+    return rows[first:last]
 
 
 def part_of(rows: int, number: int, count: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class Share:
 
         The gradient goes to this process's rows. Summed over the processes, those of parameters are the batch's.
         """
-        return _Whole.apply(mine, self) if mine.requires_grad else self.join(mine)  # type: ignore[no-any-return]
+        return _Whole.apply(mine, self) if mine.requires_grad else self.join(mine)  # type: ignore[no-untyped-call]
 
     def join(self, mine: Tensor) -> Tensor:
         """Return the rows of all processes, without a gradient."""
@@ -106,7 +106,7 @@ class _Whole(torch.autograd.Function):
         return mine.view_as(mine) if share.alike else share.join(mine)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         share = ctx.share
         if share.alike:  # every process finds all of it, and they are added up
             return gradient / len(share.rows), None
@@ -238,7 +238,7 @@ def bytes_sent() -> int:
 
 
 def _call(collective: Callable[..., Any], *given: Any, sent: Tensor) -> None:
-    global _sent  # noqa: PLW0603  # a count per process, as the process group is
+    global _sent  # a count per process, as the process group is
     try:
         collective(*given)
     except RuntimeError as error:
