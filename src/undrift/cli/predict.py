@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -14,6 +15,7 @@ import typer
 from undrift._errors import OptionError, UndriftError, UndriftWarning
 from undrift.cli.answers import (
     ABSTAIN,
+    Add,
     Row,
     as_dicts,
     check_ending,
@@ -28,6 +30,7 @@ from undrift.cli.image_arguments import Root, skipped_of
 from undrift.cli.model_arguments import ModelFlags, open_adapted
 from undrift.cli.opened import open_both
 from undrift.cli.output_paths import Force
+from undrift.cli.parts import Parts, check_parts
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import (
     BatchSize,
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from undrift.answer.prediction import Prediction
-    from undrift.images import Domain
+    from undrift.images import Batches, Domain
     from undrift.system.progress import Bar
 
 
@@ -68,6 +71,10 @@ def run(
     temperature: Temperature = "1",
     seed: Seed = 0,
     batch_size: BatchSize = 64,
+    parts: Annotated[
+        int | None,
+        typer.Option(help="Work in N parts; start the command as often as you like.", min=1, metavar="N"),
+    ] = None,
     root: Root = Path(),
     force: Force = False,
 ) -> dict[str, Any]:
@@ -76,43 +83,77 @@ def run(
     One row per image: path, label, probability, entropy (nats) and mutual_information (how much the draws disagree).
     With --pack, each image is answered by the pack that knows it, or by the source network; the column pack says which.
 
+    With --parts N, any number of processes of the same command share the images, on all machines that see the folder.
+
     Example: undrift predict images/ --weights net.pt --domain b.safetensors
     """
     import torch
 
     import undrift
+    from undrift.cli.image_arguments import name_of
+    from undrift.packs.fingerprint import fingerprint
     from undrift.predict import predict
     from undrift.system.progress import Bar
 
     check_ending(out)
+    check_parts(parts, out, mode, force, session.crew.count)
     files = files_of(pack, domain, mode)
     first = domain if pack is None else first_whole(files)
-    opened, pictures = open_both(session, model, images, root, (out,), force, files, domain=first)
+    new, shared = ((out,), ()) if parts is None else ((), (out,))  # another process may have written it by now
+    opened, pictures = open_both(session, model, images, root, new, force, files, domain=first, going_on=shared)
     check_threshold(abstain_below, opened.classes)
     packs = None if pack is None else undrift.packs(opened.source.network, *pack)
     network: nn.Module = opened.source.network if domain is None else open_adapted(opened, domain, seed)
     heat = read_temperature(session, temperature, network, pictures)
     generator = torch.Generator().manual_seed(seed)
     session.kept = "Nothing was written: answers appear whole or not at all."
-    counts = Counter(answered=0, abstained=0, unanswered=0)
-    batches = pictures.named_batches(batch_size)
-    printed: list[Row] = []
-    adding = nullcontext(printed.extend) if out is None else rows_in(out, packs is not None)
     how: dict[str, Any] = {"generator": generator, "temperature": heat}
     ask: Callable[..., Prediction] = partial(predict, network, mode=mode, **how)  # type: ignore[arg-type]  # it says
     if packs is not None:
         ask = partial(packs.predict, **how)
-    with adding as add, Bar("predict", len(batches), False if session.quiet else None) as bar:
-        # Fast mode has one temperature per call, so it takes all images at once. Full mode writes batch by batch.
-        for call in [batches] if mode == "fast" else ([batch] for batch in batches):
-            names: list[str] = []
-            prediction = ask(_noting(call, names, opened.device, bar), samples)
-            rows = rows_of(names, prediction, opened.classes, abstain_below)
-            add(rows)
-            unanswered = int((prediction.label < 0).sum())
-            abstained = 0 if abstain_below is None else sum(label == ABSTAIN for _, label, *_ in rows)
-            counts.update(answered=len(rows) - abstained - unanswered, abstained=abstained, unanswered=unanswered)
-    skipped = skipped_of(pictures)
+
+    def answer(batches: "Batches[list[str]]", add: Add) -> Counter[str]:
+        """Answer these batches, add their rows, and return how many answers of each kind there are."""
+        counts = Counter(answered=0, abstained=0, unanswered=0)
+        with Bar("predict", len(batches), False if session.quiet else None) as bar:
+            # Fast mode has one temperature per call, so it takes all images at once. Full mode writes batch by batch.
+            for call in [batches] if mode == "fast" else ([batch] for batch in batches):
+                names: list[str] = []
+                prediction = ask(_noting(call, names, opened.device, bar), samples)
+                rows = rows_of(names, prediction, opened.classes, abstain_below)
+                add(rows)
+                unanswered = int((prediction.label < 0).sum())
+                abstained = 0 if abstain_below is None else sum(label == ABSTAIN for _, label, *_ in rows)
+                counts.update(answered=len(rows) - abstained - unanswered, abstained=abstained, unanswered=unanswered)
+        return counts
+
+    printed: list[Row] = []
+    if parts is not None and out is not None:
+        called = [name_of(pictures, place) for place in range(len(pictures))]
+        identity = {
+            "network": fingerprint(opened.source.network),
+            "packs": [zlib.crc32(file.read_bytes()) for file in ([domain] if domain else files)],
+            "preprocessing": pictures.preprocess.to_dict(),
+            "names": zlib.crc32("\n".join(called).encode()),
+            "samples": samples,
+            "temperature": heat,
+            "seed": seed,
+            "abstain_below": abstain_below,
+        }
+        shares = Parts(out, parts, called, batch_size, identity)
+        shares.open()
+        session.kept = f"The parts that are finished are in {shares.folder}; the same command goes on with the others."
+        for number in shares.left():
+            own = pictures.select(shares.images_of(number))
+            draw_on(generator, seed, shares.batches_of(number)[0])
+            with rows_in(shares.file(number), packs is not None) as add:
+                counts = answer(whatever_is_there(own, batch_size), add)
+            shares.close(number, counts, skipped_of(own))
+        counts, skipped = shares.join()
+    else:
+        with nullcontext(printed.extend) if out is None else rows_in(out, packs is not None) as add:
+            counts = answer(pictures.named_batches(batch_size), add)
+        skipped = skipped_of(pictures)
     result: dict[str, Any] = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
     if packs is not None:
         result |= {"packs": packs.answered, "unknown": packs.unknown, "refused": sorted(packs.refused)}
@@ -125,6 +166,25 @@ def run(
     if packs is not None:
         session.say(str(packs))
     return {**result, "wrote": [session.wrote(out)]}
+
+
+def whatever_is_there(images: "Domain", batch_size: int) -> "Batches[list[str]]":
+    """Return batches of images with their names; of a part of the images, all may be unreadable."""
+    from undrift.images import TensorDomain
+
+    if isinstance(images, TensorDomain):
+        return images.named_batches(batch_size)
+    sources = images.sources
+    return images._batches(lambda chunk: [sources[at].name for at in chunk], batch_size, None, False, "cpu", None, True)
+
+
+def draw_on(generator: "torch.Generator", seed: int, batches: int) -> None:
+    """Put a generator where it stands after so many batches in one process: each batch draws a seed for its noise."""
+    from undrift.posterior.seeds import drawn_seed
+
+    generator.manual_seed(seed)
+    for _ in range(batches):
+        drawn_seed(generator)
 
 
 def files_of(packs: list[Path] | None, domain: Path | None, mode: str) -> list[Path]:

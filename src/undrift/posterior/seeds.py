@@ -42,6 +42,12 @@ def count_traced(ident: int, number: int | None = None) -> int:
     return uses[number]
 
 
+def drawn_seed(generator: torch.Generator | None) -> Tensor:
+    """Return a seed of noise, drawn from a generator, or from torch's global one."""
+    device = generator.device if generator is not None else None
+    return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device)
+
+
 class Key(nn.Module):
     """The state all noise of one network shares: seed, step, call; and whether noise is on at all.
 
@@ -91,8 +97,7 @@ class Key(nn.Module):
         """Start the noise anew from a generator, from a number, or from torch's global generator."""
         if isinstance(generator, int):
             generator = torch.Generator().manual_seed(generator)
-        device = generator.device if generator is not None else None
-        self.seed.copy_(torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device))
+        self.seed.copy_(drawn_seed(generator))
         self.step.zero_()
         self.calls, self.current = {}, None
 
