@@ -5,6 +5,10 @@ one core and two processes on a core each, in turns, on the same images in the s
 
     time of one / (2 · time of two)
 
+Where other work shares the cores, each of two processes waits for the slower one at every layer, and the clock tells of
+that work. So the CPU time is recorded too: that of one over the sum of both is the part of the work that is not spent
+on messages or done twice. It does not see waiting.
+
 Beside it two controls. "Apart": both processes adapt at once, each alone and to all images, without a message; what is
 lost there is lost to the machine (shared caches and memory, other work), and no joint run can be expected to win it
 back. And the largest difference between the weights of the two ways, which are to be one run.
@@ -89,7 +93,13 @@ def work(rank: int, asked: argparse.Namespace, place: str) -> None:
             distributed.destroy_process_group()
             seconds = max(float(each[0]) for each in both)
             others = all_after - all_before - sum(float(each[1]) for each in both)
-            row = {"turn": turn, "way": way, "seconds": seconds, "cores_of_others": max(0.0, others / seconds)}
+            row = {
+                "turn": turn,
+                "way": way,
+                "seconds": seconds,
+                "cpu_seconds": [float(each[1]) for each in both],
+                "cores_of_others": max(0.0, others / seconds),
+            }
             turns.append(row | ({"bytes_per_step": sent} if way == "two" else {}))
             if rank == 0:
                 print(row, flush=True)
@@ -102,6 +112,8 @@ def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[
     seconds = {way: [row["seconds"] for row in turns if row["way"] == way] for way in WAYS}
     efficiency = [one / (2 * two) for one, two in zip(seconds["one"], seconds["two"], strict=True)]
     ceiling = [one / apart for one, apart in zip(seconds["one"], seconds["apart"], strict=True)]
+    spent = {way: [sum(row["cpu_seconds"]) for row in turns if row["way"] == way] for way in WAYS}
+    work_share = [one / two for one, two in zip(spent["one"], spent["two"], strict=True)]
     one, two = learned["one"], learned["two"]
     record = machine(torch.device("cpu")) | {
         "images": asked.images,
@@ -109,6 +121,8 @@ def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[
         "turns": turns,
         "efficiency": efficiency,
         "median_efficiency": statistics.median(efficiency),
+        "work_efficiency": work_share,
+        "median_work_efficiency": statistics.median(work_share),
         "ceiling": ceiling,
         "median_ceiling": statistics.median(ceiling),
         "largest_difference": max(
