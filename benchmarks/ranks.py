@@ -18,7 +18,7 @@ that may give it back a part of what messages cost, so efficiencies near or abov
 
 The bar, set before any of it ran: at least 0.9 in the median turn.
 
-Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 512] [--turns 5]
+Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 128] [--turns 3]
 Hardware:  two CPU cores, each process bound to one.
 Seeds:     0.
 Output:    ranks.json under --results, with each turn and how busy others kept the cores in it.
@@ -73,7 +73,7 @@ def work(rank: int, asked: argparse.Namespace, place: str) -> None:
     images, _ = development(asked.data, asked.images, torch.device("cpu"))
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))][: asked.images]
     turns, learned = list[dict[str, Any]](), dict[str, dict[str, Tensor]]()
-    once(asked.data, images[: 2 * BATCH])  # warm up
+    once(asked.data, images[:BATCH])  # warm up
     for turn in range(asked.turns):
         for way in WAYS:
             joint = f"file://{place}/{turn}-{way}"
@@ -103,8 +103,8 @@ def work(rank: int, asked: argparse.Namespace, place: str) -> None:
             turns.append(row | ({"bytes_per_step": sent} if way == "two" else {}))
             if rank == 0:
                 print(row, flush=True)
-    if rank == 0:
-        write(asked, turns, learned)
+        if rank == 0:
+            write(asked, turns, learned)
 
 
 def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[str, dict[str, Tensor]]) -> None:
@@ -138,8 +138,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--images", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=3)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         multiprocessing.spawn(work, (asked, place), nprocs=2)

@@ -165,6 +165,44 @@ def test_an_error_of_many_processes_is_printed_once(work: Path, words: tuple[str
     assert leftovers(work) == []
 
 
+FAILING = """
+import os
+import signal
+from tiny_of_tests import Tiny
+
+class Failing(Tiny):
+    "Fails in the second process alone, while the first waits for it."
+    passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        if os.environ.get("RANK") == "1" and self.passes == 12:
+            if os.environ["FAILS"] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise MemoryError("no room")
+        return super().forward(x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fails", "told"),
+    [("alone", "OutOfMemory: process 1 of 2: no room"), ("killed", "ProcessLost: process 0 of 2: process 0 of 2 lost")],
+)
+def test_a_process_that_fails_alone_says_so_once(
+    work: Path, fails: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work / "failing.py").write_text(FAILING)
+    monkeypatch.setenv("FAILS", fails)
+    words = ("adapt", "target", "--out", "b.safetensors", "--epochs", "4", "--batch-size", "8", "--checkpoint", "b.run")
+    found = torchrun(work, 2, *words, "--model", "failing:Failing", *MODEL[2:])
+    assert found.returncode == 1
+    assert found.stderr.count(told) == 1
+    assert found.stderr.count("of 2: ") == 1
+    assert (Path("b.run").exists(), Path("b.safetensors").exists()) == (True, False)
+    assert leftovers(work) == []
+
+
 @pytest.mark.slow
 def test_torchrun_predicts_in_parts(run: Run, work: Path) -> None:
     assert run(*PREDICT[:3], "whole.csv", *PREDICT[4:], *MODEL).code == 0

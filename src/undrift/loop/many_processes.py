@@ -29,6 +29,7 @@ def refuse_undivided(model: Perturbed, likelihood: Likelihood, keepers: Sequence
             model.options.mean_start == "gradient" and bool(model.low_rank)
         ),
         "the network is compiled, and messages cannot enter its graph": root_of(model.net) is not model.net,
+        "its weights are sharded (FSDP), and priors look at whole ones": any(map(_sharded, model.parameters())),
         f"{', '.join(untracked[:3])} normalises by its own part of a batch at all times": bool(untracked),
     }
     found = [reason for reason, holds in reasons.items() if holds]
@@ -38,6 +39,10 @@ def refuse_undivided(model: Perturbed, likelihood: Likelihood, keepers: Sequence
             "Information, Shot, Nrc, Aad or a loss of the logits alone, on a network as it was written. Take the "
             "method undrift, shot, nrc, aad, tent or vmp, or start one process."
         )
+
+
+def _sharded(parameter: nn.Parameter) -> bool:
+    return hasattr(parameter, "device_mesh")
 
 
 def start_alike(model: Perturbed, randomness: Randomness, identity: dict[str, Any]) -> None:
