@@ -176,7 +176,7 @@ class Failing(Tiny):
 
     def forward(self, x):
         self.passes += 1
-        if os.environ.get("RANK") == "1" and self.passes == 12:
+        if os.environ.get("RANK") == "1" and self.passes == 24:
             if os.environ["FAILS"] == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise MemoryError("no room")
@@ -187,7 +187,10 @@ class Failing(Tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "told"),
-    [("alone", "OutOfMemory: process 1 of 2: no room"), ("killed", "ProcessLost: process 0 of 2: process 0 of 2 lost")],
+    [
+        ("alone", "OutOfMemory: process 1 of 2: no room"),
+        ("killed", "ProcessLost: process 0 of 2: another process of this run is gone"),
+    ],
 )
 def test_a_process_that_fails_alone_says_so_once(
     work: Path, fails: str, told: str, monkeypatch: pytest.MonkeyPatch

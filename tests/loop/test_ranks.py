@@ -184,4 +184,4 @@ def with_a_loss(rank: int, folder: str) -> None:
 
 def test_a_lost_process_ends_the_others(tmp_path: Path) -> None:
     in_processes(2, with_a_loss, str(tmp_path))
-    assert "process 0 of 2 lost the others" in (tmp_path / "0.txt").read_text()
+    assert "another process of this run is gone" in (tmp_path / "0.txt").read_text()

@@ -33,6 +33,7 @@ class Crew:
             int(os.environ[name]) if launched else otherwise
             for name, otherwise in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
         )
+        self._tells: bool | None = None
 
     @property
     def first(self) -> bool:
@@ -41,11 +42,12 @@ class Crew:
 
     def tells_first(self) -> bool:
         """Return whether this process is the first that has to say why the run ends; the others then keep silent."""
-        if self.count == 1:
-            return True
-        with suppress(RuntimeError):  # torchrun itself is gone
-            return bool(self._store().add("undrift/told", 1) == 1)
-        return self.first
+        if self._tells is None:
+            self._tells = self.first
+            if self.count > 1:
+                with suppress(RuntimeError):  # torchrun itself is gone
+                    self._tells = bool(self._store().add("undrift/told", 1) == 1)
+        return self._tells
 
     def device(self, wanted: str) -> "torch.device":
         """Return the device that was asked for; of several GPUs, the one of this process."""
@@ -77,6 +79,9 @@ class Crew:
         distributed.init_process_group(backend, store=self._store(), rank=self.rank, world_size=self.count)
         try:
             yield
+        except BaseException:
+            self.tells_first()  # before the others notice that this one is gone
+            raise
         finally:
             distributed.destroy_process_group()
 

@@ -6,6 +6,7 @@ process group, there is one process with everything.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -242,9 +243,9 @@ def _call(collective: Callable[..., Any], *given: Any, sent: Tensor) -> None:
     try:
         collective(*given)
     except RuntimeError as error:
+        found = re.sub(r"^\[.*?\] *", "", str(error).splitlines()[0])[:160]  # where in its source gloo is
         raise ProcessLost(
-            f"process {rank()} of {processes()} lost the others ({str(error).splitlines()[0][:160]}); needed: all of "
-            "them until the end. What the lost one printed says why; with checkpoint=… a run can go on from its last "
-            "whole step, with any number of processes."
+            f"another process of this run is gone ({found}); needed: all {processes()} until the end. What it printed "
+            "says why. With checkpoint=… a run goes on from its last whole step, with any number of processes."
         ) from error
     _sent += sent.numel() * sent.element_size()
