@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from undrift.cli.parts import Parts
+from undrift.cli.parts import AnswerParts
 
 from .conftest import MODEL, Run, leftovers, start
 from .test_interrupted import SLOW, stop, wait_for_calls
@@ -80,7 +80,7 @@ def test_parts_that_are_finished_are_not_answered_again(run: Run, work: Path) ->
 @pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: [*rows, rows[-1]]])
 def test_a_part_that_lost_or_doubled_an_image_is_not_joined(work: Path, change: object) -> None:
     assert callable(change)
-    parts = Parts(work / "a.csv", 2, ["a", "b", "c", "d"], 1, {})
+    parts = AnswerParts(work / "a.csv", 2, ["a", "b", "c", "d"], 1, {})
     parts.open()
     for number, rows in enumerate((["a", "b"], ["c", "d"])):
         lines = ["path,label", *(f"{name},1" for name in (change(rows) if number else rows))]

@@ -23,7 +23,7 @@ PAUSE = 0.5
 """Seconds between two looks at what others hold."""
 
 
-class Parts:
+class AnswerParts:
     """The parts of one file of answers.
 
     Args:

@@ -30,7 +30,7 @@ from undrift.cli.image_arguments import Root, skipped_of
 from undrift.cli.model_arguments import ModelFlags, open_adapted
 from undrift.cli.opened import open_both
 from undrift.cli.output_paths import Force
-from undrift.cli.parts import Parts, check_parts
+from undrift.cli.parts import AnswerParts, check_parts
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import (
     BatchSize,
@@ -140,7 +140,7 @@ def run(
             "seed": seed,
             "abstain_below": abstain_below,
         }
-        shares = Parts(out, parts, called, batch_size, identity)
+        shares = AnswerParts(out, parts, called, batch_size, identity)
         shares.open()
         session.kept = f"The parts that are finished are in {shares.folder}; the same command goes on with the others."
         for number in shares.left():
