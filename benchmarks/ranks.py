@@ -18,10 +18,10 @@ that may give it back a part of what messages cost, so efficiencies near or abov
 
 The bar, set before any of it ran: at least 0.9 in the median turn.
 
-Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 128] [--turns 3]
+Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 128] [--batch 64] [--turns 3]
 Hardware:  two CPU cores, each process bound to one.
 Seeds:     0.
-Output:    ranks.json under --results, with each turn and how busy others kept the cores in it.
+Output:    ranks-BATCH.json under --results, with each turn and how busy others kept the cores in it.
 """
 
 import argparse
@@ -38,42 +38,43 @@ from torch import Tensor, distributed, multiprocessing
 
 import undrift
 from undrift.system.atomic import write_text
+from undrift.system.malloc import keep_freed
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.online.corrupted import development
 
-BATCH, WAYS = 64, ("one", "two", "apart")
+WAYS = ("one", "two", "apart")
 
 
-def busy() -> tuple[float, float]:
-    """Return the seconds that all cores were busy since the start, and those of this process."""
+def busy() -> float:
+    """Return the seconds that all cores were busy since the start."""
     user, nice, system, _idle, _wait, irq, soft, *_ = map(
         int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
     )
-    own = os.times()
-    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK"), own.user + own.system
+    return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
-def once(folder: Path, images: Tensor) -> tuple[float, dict[str, Tensor], int]:
-    """Adapt once; return the seconds, what was learned, and the bytes of a step."""
+def once(folder: Path, images: Tensor, batch: int) -> tuple[float, float, dict[str, Tensor], int]:
+    """Adapt once; return the seconds, those of CPU time, what was learned, and the bytes of a step."""
     torch.manual_seed(0)
     net = zoo.load("wrn40_2", folder / "wrn40_2.safetensors").eval()
     generator = torch.Generator().manual_seed(0)
-    begun = time.perf_counter()
-    history = undrift.adapt(net, images, epochs=1, batch_size=BATCH, generator=generator, progress=False)
-    took = time.perf_counter() - begun
+    begun, spent = time.perf_counter(), time.process_time()
+    history = undrift.adapt(net, images, epochs=1, batch_size=batch, generator=generator, progress=False)
+    took, spent = time.perf_counter() - begun, time.process_time() - spent
     assert history.model is not None
-    return took, {n: t.detach().clone() for n, t in history.model.state_dict().items()}, history.exchanged
+    return took, spent, {n: t.detach().clone() for n, t in history.model.state_dict().items()}, history.exchanged
 
 
 def work(rank: int, asked: argparse.Namespace, place: str) -> None:
     """Take part in every turn, and let the first process write what was seen."""
     os.sched_setaffinity(0, {rank})
     torch.set_num_threads(1)
+    keep_freed()  # as the command line does
     images, _ = development(asked.data, asked.images, torch.device("cpu"))
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))][: asked.images]
     turns, learned = list[dict[str, Any]](), dict[str, dict[str, Tensor]]()
-    once(asked.data, images[:BATCH])  # warm up
+    once(asked.data, images[: asked.batch], asked.batch)  # warm up
     for turn in range(asked.turns):
         for way in WAYS:
             joint = f"file://{place}/{turn}-{way}"
@@ -82,17 +83,17 @@ def work(rank: int, asked: argparse.Namespace, place: str) -> None:
             distributed.barrier()
             if way != "two":
                 distributed.destroy_process_group()
-            all_before, own_before = busy()
-            took, learned[way], sent = (0.0, {}, 0) if way == "one" and rank else once(asked.data, images)
-            all_after, own_after = busy()
+            before, idle = busy(), way == "one" and rank
+            took, spent, learned[way], sent = (0.0, 0.0, {}, 0) if idle else once(asked.data, images, asked.batch)
+            after = busy()
             if way != "two":
                 distributed.init_process_group("gloo", init_method=f"{joint}-after", rank=rank, world_size=2)
-            found = torch.tensor([took, own_after - own_before], dtype=torch.float64)
+            found = torch.tensor([took, spent], dtype=torch.float64)
             both = [torch.empty_like(found) for _ in range(2)]
             distributed.all_gather(both, found)
             distributed.destroy_process_group()
             seconds = max(float(each[0]) for each in both)
-            others = all_after - all_before - sum(float(each[1]) for each in both)
+            others = after - before - sum(float(each[1]) for each in both)
             row = {
                 "turn": turn,
                 "way": way,
@@ -117,7 +118,7 @@ def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[
     one, two = learned["one"], learned["two"]
     record = machine(torch.device("cpu")) | {
         "images": asked.images,
-        "batch": BATCH,
+        "batch": asked.batch,
         "turns": turns,
         "efficiency": efficiency,
         "median_efficiency": statistics.median(efficiency),
@@ -129,7 +130,7 @@ def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[
             float((one[n].double() - two[n].double()).abs().max()) for n in one if one[n].numel()
         ),
     }
-    write_text(asked.results / "ranks.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(asked.results / f"ranks-{asked.batch}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps({name: value for name, value in record.items() if name != "turns"}, indent=1))
 
 
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--images", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=64, help="of both processes together")
     parser.add_argument("--turns", type=int, default=3)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
