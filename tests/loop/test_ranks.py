@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 import undrift
 from adapt_support import source
-from ranks_support import adapted, in_processes, target
+from ranks_support import adapted, in_processes, target, write_files
 
 pytestmark = pytest.mark.slow
 
@@ -19,6 +19,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     method: (method, {}) for method in ("undrift", "vmp-shot", "nrc", "aad", "tent", "shot", "norm-stats", "bbb")
 } | {
     "a loader": ("vmp-shot", {"kind": "loader"}),
+    "files": ("vmp-shot", {"kind": "files"}),
     "bad images": ("undrift", {"bad": (3, 4, 5, 6, 7, 8)}),
     "the best epoch": ("undrift", {"keep": "best"}),
     "a low rank": ("undrift-light", {}),
@@ -31,12 +32,13 @@ def all_cases(rank: int, folder: str) -> None:
     warnings.simplefilter("ignore")
     for number, (method, how) in enumerate(CASES.values()):
         # Ranks that were given other seeds agree all the same: they take rank 0's.
-        torch.save(adapted(method, rank, **how), Path(folder) / f"{number}-{rank}.pt")
+        torch.save(adapted(method, rank, folder=f"{folder}/images", **how), Path(folder) / f"{number}-{rank}.pt")
 
 
 @pytest.fixture(scope="module", params=[2, 3])
 def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("ranks")
+    write_files(folder / "images")
     in_processes(request.param, all_cases, str(folder))
     return request.param, folder
 
@@ -47,7 +49,7 @@ def test_processes_are_one_process_on_the_joined_data(joint: tuple[int, Path], c
     """Weights, statistics, what a router knows, every step's numbers, the verdict: equal to 1e-5."""
     (count, folder), number = joint, list(CASES).index(case)
     method, how = CASES[case]
-    alone = adapted(method, 0, **how)
+    alone = adapted(method, 0, folder=str(folder / "images"), **how)
     each = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(count)]
     for other in each[1:]:
         assert all(torch.equal(other["state"][name], value) for name, value in each[0]["state"].items())

@@ -2,9 +2,11 @@
 
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, distributed, multiprocessing
 from torch.utils.data import DataLoader
 
@@ -44,13 +46,26 @@ def target(bad: tuple[int, ...] = ()) -> Tensor:
     return x
 
 
-def adapted(method: str, seed: int, kind: str = "tensor", bad: tuple[int, ...] = (), **how: Any) -> dict[str, Any]:
+def write_files(folder: Path) -> None:
+    """Write the images as files, two of them damaged."""
+    folder.mkdir()
+    for number, image in enumerate(target().sigmoid().mul(255).byte()):
+        path = folder / f"{number:02d}.png"
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+        if number in (8, 9):
+            path.write_bytes(b"no image")
+
+
+def adapted(
+    method: str, seed: int, kind: str = "tensor", bad: tuple[int, ...] = (), folder: str = "", **how: Any
+) -> dict[str, Any]:
     """Adapt the small network by a method, and return all that came of it as plain values and tensors."""
     x = target(bad)
-    given: Any = {
-        "tensor": x,
-        "loader": DataLoader(Labelled(x), 8, shuffle=True, generator=torch.Generator().manual_seed(5)),
-    }[kind]
+    given: Any = x
+    if kind == "loader":
+        given = DataLoader(Labelled(x), 8, shuffle=True, generator=torch.Generator().manual_seed(5))
+    elif kind == "files":
+        given = undrift.images.domain(folder)
     torch.manual_seed(seed)
     net = source()
     history = undrift.adapt(
