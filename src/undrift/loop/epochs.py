@@ -93,6 +93,7 @@ class Run:
             self._finish()
         self.surveys.settle_views(self._failed)
         self.surveys.know_domain(self._failed)
+        self.surveys.settle_helping(self._failed)
         history = self.history()
         # Anew, as what a pack said of itself before is over: the day it was made, too.
         images = self.images.data.size - len(history.bad_images)
