@@ -180,13 +180,14 @@ def right(source: Tensor, adapted: Tensor, sure: float = SURE) -> tuple[Tensor, 
     return first, second
 
 
-def helping(source: Tensor, adapted: Tensor) -> Helping:
+def helping(source: Tensor, adapted: Tensor, positions: int = 1) -> Helping:
     """Return the estimated accuracy of two networks on the same images, and of the difference.
 
     Args:
         source: logits (or log-probabilities) of the source network, views × images × classes; the first view's are the
             answers. Images with NaN or infinity in either are left out.
         adapted: those of the adapted network.
+        positions: rows of an image, which come one after another, where a network answers each pixel or label.
 
     Examples:
         >>> right, wrong = torch.eye(4).repeat(50, 1) * 9, torch.zeros(200, 4)
@@ -196,7 +197,8 @@ def helping(source: Tensor, adapted: Tensor) -> Helping:
     """
     sound = source.isfinite().all(-1).all(0) & adapted.isfinite().all(-1).all(0)
     source, adapted = source[:, sound], adapted[:, sound]
-    count, classes = source.shape[1:]
+    # The pixels of an image are right or wrong together, so images count.
+    count, classes = -(-source.shape[1] // positions), source.shape[2]
     if count == 0:
         nothing = Estimate(0.0, 1.0)
         return Helping(nothing, nothing, nothing, 0, classes, 0.0, (0, 0), len(source))
@@ -207,8 +209,8 @@ def helping(source: Tensor, adapted: Tensor) -> Helping:
     # Each image brings +1, −1 or 0, and 0 for certain where the answers are the same.
     square = float(torch.where(differ, first + second, 0).mean())
     return Helping(
-        _share(first),
-        _share(second),
+        _share(first, count),
+        _share(second, count),
         _estimate(gain, square - gain**2, count, OWN_ERROR_OF_GAIN * math.sqrt(part)),
         count,
         classes,
@@ -218,9 +220,9 @@ def helping(source: Tensor, adapted: Tensor) -> Helping:
     )
 
 
-def _share(probabilities: Tensor) -> Estimate:
+def _share(probabilities: Tensor, count: int) -> Estimate:
     mean = float(probabilities.mean())
-    return _estimate(mean, mean * (1 - mean), len(probabilities), OWN_ERROR)
+    return _estimate(mean, mean * (1 - mean), count, OWN_ERROR)
 
 
 def _estimate(value: float, variance: float, count: int, own: float) -> Estimate:

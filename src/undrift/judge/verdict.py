@@ -204,7 +204,7 @@ def _on_cpu(
     """
     waiting: list[tuple[Tensor, Tensor]] = []
     for places, images in batches:
-        waiting.append(_by_position(places, forward(images)))
+        waiting.append(_with_places(places, forward(images)))
         if sum(output.numel() for _, output in waiting) >= _AT_ONCE:
             yield _moved(waiting)
             waiting = []
@@ -212,14 +212,24 @@ def _on_cpu(
         yield _moved(waiting)
 
 
-def _by_position(places: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a row per image, or for some of its pixels or labels, each with an index of its own."""
+def some_positions(output: Tensor) -> Tensor:
+    """Return what a network gave, of each image's pixels or labels some, evenly spread."""
     if output.ndim == 2:
-        return places, output
-    some = output.flatten(2)
-    some = some[..., :: -(-some.shape[2] // POSITIONS)]
-    count = some.shape[2]
-    return (places[:, None] * count + torch.arange(count)).flatten(), rows(some)
+        return output
+    flat = output.flatten(2)
+    return flat[..., :: -(-flat.shape[2] // POSITIONS)]
+
+
+def by_position(output: Tensor) -> Tensor:
+    """Return a row of classes per image, or for each of some of its pixels or labels."""
+    return rows(some_positions(output))
+
+
+def _with_places(places: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `by_position`, each row with an index of its own."""
+    found = by_position(output)
+    count = len(found) // len(output)
+    return (places if count == 1 else (places[:, None] * count + torch.arange(count)).flatten()), found
 
 
 def _moved(waiting: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

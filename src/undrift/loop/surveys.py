@@ -35,14 +35,14 @@ class Surveys:
         helping: whether adaptation helped; None before `settle_helping`.
     """
 
-    def __init__(self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool) -> None:
+    def __init__(self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool, epochs: int) -> None:
         self.model, self.images, self.randomness, self.keep_best = model, images, randomness, keep_best
         self.found: dict[int, Survey] = {}
         self.answers: dict[str, Tensor] = {}
         self.best_epoch, self.best = 0, dict[str, Tensor]()
         self.views: tuple[str, ...] | None = None
         self.helping: Helping | None = None
-        self._sample = Sample(images.looked_at.size)
+        self._sample = Sample(images.looked_at.size, epochs * images.looked_at.size)
 
     def look_at_source(self, failed: Failed) -> None:
         """Survey the source network, whose outputs the model's class names have to fit."""
@@ -125,7 +125,7 @@ class Surveys:
         self.model.options = self.model.options.replace(answer_views=self.views)
 
     def settle_helping(self, failed: Failed) -> None:
-        """Estimate whether adaptation helped, on a sample of at most 500 images and the views that answers take."""
+        """Estimate whether adaptation helped, on a sample of the images and the views that answers take."""
         with keeping_noise(self.model.key), self.randomness.kept():
             if not (batches := self._sample.batches()):  # a run that went on from its last epoch
                 for _ in self._sample.of(self.images.everything(failed)):
