@@ -26,10 +26,10 @@ SURE = 8.0
 Chosen on development data by the rule in `benchmarks/helping.py`.
 """
 
-OWN_ERROR = 0.05
-"""What an estimated accuracy is off by besides chance (root mean square over development cases)."""
+OWN_ERROR, OWN_ERROR_ALONE = 0.05, 0.20
+"""What an estimated accuracy is off by (root mean square over development cases), with views and without any."""
 
-OWN_ERROR_OF_GAIN = 0.10
+OWN_ERROR_OF_GAIN, OWN_ERROR_ALONE_OF_GAIN = 0.10, 0.20
 """The same of a gain, per root of the share of images that are answered differently."""
 
 LAPSE = 0.02
@@ -208,21 +208,23 @@ def helping(source: Tensor, adapted: Tensor, positions: int = 1) -> Helping:
     part, gain = float(differ.double().mean()), float((second - first).mean())
     # Each image brings +1, −1 or 0, and 0 for certain where the answers are the same.
     square = float(torch.where(differ, first + second, 0).mean())
+    views = min(len(source), len(adapted))
+    own, of_gain = (OWN_ERROR_ALONE, OWN_ERROR_ALONE_OF_GAIN) if views == 1 else (OWN_ERROR, OWN_ERROR_OF_GAIN)
     return Helping(
-        _share(first, count),
-        _share(second, count),
-        _estimate(gain, square - gain**2, count, OWN_ERROR_OF_GAIN * math.sqrt(part)),
+        _share(first, count, own),
+        _share(second, count, own),
+        _estimate(gain, square - gain**2, count, of_gain * math.sqrt(part)),
         count,
         classes,
         1 - part,
         (len(answers[0].unique()), len(answers[1].unique())),
-        min(len(source), len(adapted)),
+        views,
     )
 
 
-def _share(probabilities: Tensor, count: int) -> Estimate:
+def _share(probabilities: Tensor, count: int, own: float) -> Estimate:
     mean = float(probabilities.mean())
-    return _estimate(mean, mean * (1 - mean), count, OWN_ERROR)
+    return _estimate(mean, mean * (1 - mean), count, own)
 
 
 def _estimate(value: float, variance: float, count: int, own: float) -> Estimate:
