@@ -1,6 +1,7 @@
 """Did adaptation help? What a stream and an adaptation say of it, what that costs, and that it changes nothing."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -40,12 +41,22 @@ def trained() -> nn.Module:
     return net.eval()
 
 
-def test_a_stream_that_is_asked_goes_on_as_one_that_is_not() -> None:
-    asked, other = (undrift.stream(model_of(), batches(6)) for _ in range(2))
+@pytest.mark.parametrize("method", ["undrift-light", "tent", "roid", "cotta", None])
+def test_a_stream_that_is_asked_goes_on_as_one_that_is_not(method: str | None) -> None:
+    def made() -> Any:
+        if method is None:
+            return undrift.stream(model_of(norm_statistics="moving"), batches(6))
+        torch.manual_seed(0)
+        seed = torch.Generator().manual_seed(0)
+        return undrift.stream(convnet(), batches(6), method=method, generator=seed, stream_lr=0.01)
+
+    asked, other = made(), made()
     assert asked.health is None
     for _ in range(6):
-        assert equal(next(asked), next(other))
-        torch.manual_seed(0)
+        random = torch.get_rng_state()
+        theirs = next(other)
+        torch.set_rng_state(random)
+        assert equal(next(asked), theirs)
         random = torch.get_rng_state()
         before = state_of(asked.model)
         assert asked.health is not None

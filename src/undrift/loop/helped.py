@@ -1,6 +1,7 @@
 """Ask the source network and the adapted one about a bounded sample of images: did adaptation help?"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from undrift.loop.indexed_loader import even
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import one_pass
+from undrift.posterior.state import beside_a_step, keeping_noise, noisy_statistics, one_pass
 
 MOST, LEAST = 500, 128
 """Images that are looked at: 500 give a standard error of two points."""
@@ -73,9 +74,9 @@ def compare(
     Args:
         batches: images, all finite.
         names: views under which no label changes; None tests which are safe for the adapted network.
-        given: what the adapted network answered when it met these images, as log-probabilities; None asks it now.
+        given: what a stream answered when it met these images, as log-probabilities; None asks the network now.
     """
-    names, adapted = adapted_answers(model, batches, names)
+    names, adapted = adapted_answers(model, batches, names, in_a_stream=given is not None)
     if given is not None:
         adapted[0] = given
     source = source_answers(model, batches, names)
@@ -84,9 +85,13 @@ def compare(
 
 @torch.no_grad()
 def adapted_answers(
-    model: Perturbed, batches: Sequence[Tensor], names: Sequence[str] | None = None
+    model: Perturbed, batches: Sequence[Tensor], names: Sequence[str] | None = None, in_a_stream: bool = False
 ) -> tuple[tuple[str, ...], Tensor]:
-    """Return the names of safe views, and the adapted network's logits (views × images × classes, on the CPU)."""
+    """Return the names of safe views, and the adapted network's logits (views × images × classes, on the CPU).
+
+    Args:
+        in_a_stream: let norm layers do what they do in a stream's steps: a moving average may be far behind the batch.
+    """
     batches = [to_device(images, model) for images in batches]
     test = None
     if any(images.ndim != 4 or min(images.shape[-2:]) < 2 for images in batches):
@@ -98,7 +103,7 @@ def adapted_answers(
         model.key.step.zero_()  # the same noise every time
         return forward(model, images)
 
-    with evaluating(model), one_pass(model):
+    with evaluating(model), _as_in_a_stream(model) if in_a_stream else one_pass(model):
         found = [_all(ask, batches, view) for view in combined(names)]
     if test is None:
         return tuple(names), torch.stack(found)
@@ -116,6 +121,12 @@ def source_answers(model: Perturbed, batches: Sequence[Tensor], names: Sequence[
     with model.off() as net, evaluating(net):
         found = [_all(lambda images: forward(model, images), batches, view) for view in combined(names)]
     return torch.stack(found)
+
+
+@contextmanager
+def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
+    with keeping_noise(model.key), beside_a_step(model, noisy=noisy_statistics(model)):
+        yield model
 
 
 def _all(ask: Ask, batches: Sequence[Tensor], view: ReversibleView) -> Tensor:
