@@ -86,14 +86,15 @@ class Heartbeat:
             self.look(going, unreadable)
             self._put("running")
 
-    def look(self, going: Stream, unreadable: int) -> None:
-        """Look at the stream, and ask whether it helps where the last time is long enough ago."""
+    def look(self, going: Stream, unreadable: int, last: bool = False) -> None:
+        """Look at the stream; ask whether it helps where the last time is long enough ago, or this is the last one."""
         report = going.report
         names = ("images", "batches", "steps", "skipped", "missed", "resets")
         self._counts = {name: getattr(report, name) for name in names} | {"unreadable": unreadable}
         self._events = events_of(report)
         begun = time.monotonic()
-        if report.images >= LEAST and COST * (begun - self._estimated) >= self._spent:
+        due = COST * (begun - self._estimated) >= self._spent
+        if report.images >= LEAST and (due or (last and self._spent < float("inf"))):
             try:
                 found = going.health
             except torch.OutOfMemoryError:

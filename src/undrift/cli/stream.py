@@ -178,7 +178,7 @@ def run(
                     if pressed:
                         break
                 files.note(left, going, saved, write=True)
-                heart.look(going, unread(saved, left)[1])
+                heart.look(going, unread(saved, left)[1], last=True)
         finally:
             going.close()
         if out is not None:  # before printing, as in adapt
