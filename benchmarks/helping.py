@@ -1,9 +1,9 @@
-"""Claim: without labels, `stream.health` and `history.verdict` say how often source and adapted network are right, and
-which of them is right more often.
+"""Claim: without labels, `stream.health` and `history.verdict` say how often source and adapted network are right.
 
-Bars: the mean absolute error of an estimated accuracy is at most 5 points, and the sign of helped or hurt is right in
-90 % of the cases where the true difference is above 2 points. A case is a network, images of one domain, and a way to
-adapt. Ways that hurt are among them: batches of four, classes in runs, too large a rate.
+They also say which of the two is right more often. Bars: the mean absolute error of an estimated accuracy is at most 5
+points, and the sign of helped or hurt is right in 90 % of the cases where the true difference is above 2 points. A case
+is a network, images of one domain, and a way to adapt. Ways that hurt are among them: batches of four, classes in runs,
+too large a rate.
 
     cifar10   WRN-40-2, the fifteen corruptions at severities 1, 3 and 5 (ways that hurt: clean images and severity 1;
               norm statistics alone and undrift-light: severity 5, to save time)
@@ -165,7 +165,7 @@ class Cifar:
         images, labels = next(iter(cifar10(self.asked.data / "cifar10").batches(10_000)))
         return images, labels
 
-    def labelled(self, domain: str) -> tuple[Tensor, Tensor]:
+    def labelled(self, _domain: str) -> tuple[Tensor, Tensor]:
         """Return source images with labels that are in no case."""
         images, labels = self._clean()
         return images[-LABELLED:].to(self.device), labels[-LABELLED:]
@@ -204,7 +204,7 @@ class Pacs:
         """Return held-out source images with labels."""
         return next(iter(self._sources.held_out(self.tasks[domain].source, 0).batches(LABELLED)))
 
-    def images(self, part: str, domain: str) -> tuple[Tensor, Tensor]:
+    def images(self, _part: str, domain: str) -> tuple[Tensor, Tensor]:
         """Return the images of the target."""
         self._domain = domain
         target = self._images(self.tasks[domain].target)
@@ -254,10 +254,11 @@ def run(case: Case, place: Cifar | Pacs, most: int, held: dict[Any, Any]) -> dic
         safe, adapted = adapted_answers(model, batches, names, in_a_stream=given is not None)
         after = torch.cat(seen)[: len(labels)]
         seen.clear()
-        if (*key, case.domain, safe) not in held:
+        of_source = (case.part, case.domain, safe)
+        if of_source not in held:
             source = source_answers(model, images.split(32), safe)  # its answers do not depend on the batch
-            held[*key, case.domain, safe] = source, torch.cat(seen)[: len(labels)]
-        source, before = held[*key, case.domain, safe]
+            held[of_source] = source, torch.cat(seen)[: len(labels)]
+        source, before = held[of_source]
     if given is not None:
         adapted[0] = given
     classifier = last_linear(net)

@@ -1,4 +1,4 @@
-"""A stream that runs for a month is killed, fills its disk, loses its folder and its clock: every image is answered once.
+"""A stream of a month is killed, fills its disk, loses its folder and its clock: every image is answered once.
 
 What is left in the end is compared bit for bit with a stream that nothing happened to.
 """
@@ -53,7 +53,7 @@ def taken() -> Left:
 
 
 def test_answers_are_moved_aside_when_they_are_full(run: Run, undisturbed: Left) -> None:
-    found = run(*STREAM, *MODEL, "--rotate-mb", "0.0005", "--json")
+    found = run(*STREAM, *MODEL, "--rotate-mb", "0.0003", "--json")
     assert found.code == 0, found.err
     parts = sorted(path.name for path in Path().glob("s.0*.csv"))
     assert len(parts) > 2
@@ -88,7 +88,7 @@ def test_a_kill_in_a_rotation_loses_and_repeats_nothing(
         "in the new header": (AnswerLog, "begin_empty", half),
         "before the new state": (resumable.StreamFiles, "_turn_over", done),
     }
-    words = (*STREAM, *MODEL, "--rotate-mb", "0.0005")
+    words = (*STREAM, *MODEL, "--rotate-mb", "0.0003")
     with monkeypatch.context() as patch:
         patch.setattr(*patches[step])
         with pytest.raises(SystemExit):
@@ -102,7 +102,7 @@ def test_a_kill_in_a_rotation_loses_and_repeats_nothing(
 
 def test_a_new_stream_numbers_its_files_after_those_of_another(run: Run) -> None:
     Path("s.000004.csv").write_text("mine")
-    assert run(*STREAM, *MODEL, "--rotate-mb", "0.0005").code == 0
+    assert run(*STREAM, *MODEL, "--rotate-mb", "0.0003").code == 0
     assert Path("s.000004.csv").read_text() == "mine"
     assert not Path("s.000001.csv").exists()
     assert Path("s.000005.csv").exists()
@@ -211,7 +211,7 @@ sys.exit(main())
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize("rotate", [(), ("--rotate-mb", "0.0005")])
+@pytest.mark.parametrize("rotate", [(), ("--rotate-mb", "0.0003")])
 def test_a_stream_that_is_killed_again_and_again(rotate: tuple[str, ...], work: Path, undisturbed: Left) -> None:
     chance, kills = random.Random(0), 0
     words = (*STREAM, *SLOW, "--health", "health.json", *rotate)

@@ -1,9 +1,9 @@
 """Tell images that are damaged from images that are out of reach: an unmounted disk, a folder that was moved."""
 
 import errno
-import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from undrift._errors import DataError
 from undrift.images.sources import ArraySource, FileSource, LostSource, Source, TarSource
@@ -24,7 +24,7 @@ def check_reach(sources: Sequence[Source], broken: Mapping[str, str]) -> None:
         number = re.search(r"\[Errno (\d+)\]", reason)
         if number is None:
             continue
-        back = int(number[1]) in NOT_THERE and os.path.exists(name)
+        back = int(number[1]) in NOT_THERE and _exists(name)
         if back or _folder_gone(sources, name) or not any(_there(sources[place]) for place in (0, -1)):
             raise DataError(
                 f"{name} is out of reach ({reason}); needed: the images that were there when the stream began. Mount "
@@ -33,10 +33,18 @@ def check_reach(sources: Sequence[Source], broken: Mapping[str, str]) -> None:
 
 
 def _folder_gone(sources: Sequence[Source], name: str) -> bool:
-    return isinstance(sources[0], FileSource) and not os.path.exists(os.path.dirname(name) or ".")
+    return isinstance(sources[0], FileSource) and not _exists(Path(name).parent)
 
 
 def _there(source: Source) -> bool:
     if isinstance(source, TarSource | LostSource):
-        return os.path.exists(source.tar)
-    return not isinstance(source, FileSource | ArraySource) or os.path.exists(source.path)
+        return _exists(source.tar)
+    return not isinstance(source, FileSource | ArraySource) or _exists(source.path)
+
+
+def _exists(path: str | Path) -> bool:
+    try:
+        Path(path).stat()
+    except OSError:  # `Path.exists` raises some, such as those of a network drive that is not connected
+        return False
+    return True

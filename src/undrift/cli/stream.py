@@ -116,9 +116,7 @@ def run(
     most = None if rotate_mb is None else max(1, int(rotate_mb * 1e6))
     with files_of(session, answers, state, out, force, most) as files:
         may_exist = (*files.going_on, health)  # a heartbeat is nobody's work
-        opened, pictures = open_both(
-            session, model, images, root, files.new, force, chosen.files(), domain, may_exist
-        )
+        opened, pictures = open_both(session, model, images, root, files.new, force, chosen.files(), domain, may_exist)
         check_threshold(abstain_below, opened.classes)
         parts = chosen.parts(opened.reader)
         if chosen.recipe is None:

@@ -35,7 +35,9 @@ class Surveys:
         helping: whether adaptation helped; None before `settle_helping`.
     """
 
-    def __init__(self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool, epochs: int) -> None:
+    def __init__(
+        self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool, epochs: int
+    ) -> None:
         self.model, self.images, self.randomness, self.keep_best = model, images, randomness, keep_best
         self.found: dict[int, Survey] = {}
         self.answers: dict[str, Tensor] = {}
