@@ -52,7 +52,7 @@ from torch import Tensor, nn
 
 import undrift
 from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
-from undrift.judge.accuracy import SURE, helping, margin, right
+from undrift.judge.accuracy import OWN_ERROR_ALONE_OF_GAIN, OWN_ERROR_OF_GAIN, SURE, helping, margin, right
 from undrift.loop.helped import adapted_answers, source_answers
 from undrift.system.atomic import write_text
 from undrift_bench import zoo
@@ -277,8 +277,7 @@ def run(case: Case, place: Cifar | Pacs, most: int, held: dict[Any, Any]) -> dic
     record = {
         "truth": both(lambda z, _: float((z.argmax(1) == labels.cpu()).float().mean()), answers),
         "estimates": estimates,
-        "judgement": found.judgement,
-        "gain_error": found.gain.error,
+        "chance": math.sqrt(max(0.0, found.gain.error**2 - own_error(len(safe), found.agreement) ** 2)),
         "agreement": found.agreement,
         "views": list(safe),
         "shrunk": margin(adapted[0]) / margin(source[0]),
@@ -292,6 +291,19 @@ def run(case: Case, place: Cifar | Pacs, most: int, held: dict[Any, Any]) -> dic
             for name, n in views.items()
         }
     return record
+
+
+def own_error(views: int, agreement: float) -> float:
+    """Return what the method itself adds to the error of a gain."""
+    return (OWN_ERROR_OF_GAIN if views else OWN_ERROR_ALONE_OF_GAIN) * math.sqrt(1 - agreement)
+
+
+def judgement(record: Mapping[str, Any]) -> str:
+    """Return what the sentence says, with the constants as they are now."""
+    said = record["estimates"][OURS]
+    gain = said["adapted"] - said["source"]
+    error = math.hypot(record["chance"], own_error(len(record["views"]), record["agreement"]))
+    return "unclear" if abs(gain) <= error else "helped" if gain > 0 else "hurt"
 
 
 def both(rule: Any, answers: tuple[Tensor, Tensor], features: tuple[Any, Any] = (None, None)) -> dict[str, float]:
@@ -408,9 +420,9 @@ def page(result: Mapping[str, Any]) -> str:
 
 def judged(records: Sequence[Mapping[str, Any]]) -> str:
     """Return how often the sentence took a side, and was right."""
-    spoken = [r for r in records if r["judgement"] != "unclear"]
+    spoken = [r for r in records if judgement(r) != "unclear"]
     gains = [r["truth"]["adapted"] - r["truth"]["source"] for r in spoken]
-    right = sum((gain > 0) == (r["judgement"] == "helped") for r, gain in zip(spoken, gains, strict=True))
+    right = sum((gain > 0) == (judgement(r) == "helped") for r, gain in zip(spoken, gains, strict=True))
     return f"The sentence took a side in {len(spoken)} of {len(records)} cases, and was right in {right} of these."
 
 
@@ -503,7 +515,7 @@ def go(asked: argparse.Namespace, result: dict[str, Any], place: Path) -> None:
         result["cases"][case.key] = record | machine(torch.device(asked.device))
         t, e = record["truth"], record["estimates"][OURS]
         said = " → ".join(f"{100 * t[name]:.0f} ({100 * e[name]:.0f})" for name in PARTS)
-        print(f"{time.perf_counter() - begun:4.0f} s  {case.key}: {said} {record['judgement']}", flush=True)
+        print(f"{time.perf_counter() - begun:4.0f} s  {case.key}: {said} {judgement(record)}", flush=True)
         if not asked.tiny:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_text(place, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
