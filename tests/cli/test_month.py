@@ -221,7 +221,7 @@ def test_a_stream_that_is_killed_again_and_again(rotate: tuple[str, ...], work: 
         end = time.monotonic() + 60
         while not (work / "calls").exists() and process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
-        time.sleep(chance.random() * 0.25)
+        time.sleep(chance.uniform(0.1, 0.6))
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
         assert "Traceback" not in err
@@ -230,7 +230,7 @@ def test_a_stream_that_is_killed_again_and_again(rotate: tuple[str, ...], work: 
             break
         assert process.returncode in (-signal.SIGKILL, 143, 130), err
         assert kills < 60
-    assert kills > 3
+    assert kills > 1
     assert json.loads((work / "health.json").read_text())["status"] == "done"
     assert leftovers(work) == [".s.state.lock"] or leftovers(work) == []
     assert taken() == undisturbed
