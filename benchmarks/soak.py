@@ -1,7 +1,7 @@
 """Claim: a stream's memory is flat: after the first 1,000 batches of 100,000 its resident set grows by 2 % at most.
 
 A tiny network and batches of eight random images of 8 × 8, so that there are many batches. The state is taken and
-written every 1,000 batches, `stream.health` is read every 5,000, one image in 500 holds NaN, and the domain changes
+written every 1,000 batches, `stream.health` is read every 500, one image in 500 holds NaN, and the domain changes
 every 3,000 batches. Each method runs in a process of its own. Growth is that of the mean of the last tenth of points
 over the mean of those from 1,000 to 2,000 batches: single points move by what the allocator gives back.
 
@@ -32,7 +32,7 @@ import undrift
 from undrift.system.atomic import write_bytes, write_text
 from undrift_bench.bench.harness.measure import machine
 
-BATCH, STATES, ESTIMATES, DOMAIN, BROKEN, POINTS = 8, 1000, 5000, 3000, 500, 200
+BATCH, STATES, ESTIMATES, DOMAIN, BROKEN, POINTS = 8, 1000, 500, 3000, 500, 200
 SETTLED, BAR = 1000, 0.02
 
 
