@@ -70,12 +70,15 @@ class Noise(nn.Module):
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        key = self._key[0].next(self.number)
+        state, compiling = self._key[0], torch.compiler.is_compiling()
+        key = state.next(self.number)
         if key is None:
             return None
-        log_var = self.log_var  # once, as a module's search for its parameters takes its time
+        parts = None if compiling else state.parts
+        # Asked for once, as a module's search for its parameters takes its time.
+        log_var = self.log_var if parts is None else parts[self.number]
         x, batched = self._input(layer, args, kwargs, output, log_var)
-        if torch.compiler.is_compiling():
+        if compiling:
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
         out = self._add(layer, x, y, log_var, key.to(x.device), rank() * y.shape[0])
