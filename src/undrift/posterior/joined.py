@@ -25,8 +25,9 @@ def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
     """Return a row for each device and dtype; `row` holds all log-variances, where `shared` has made one."""
     noises, prior = model.noises(), model.prior
     if row is not None:
-        ready = prior is not None and not torch.compiler.is_compiling()
-        return [Joined(row, prior.log_prior, prior.half_weights) if ready else Joined(row, *prior_row(noises))]
+        if prior is None or torch.compiler.is_compiling():
+            return [Joined(row, *prior_row(noises))]
+        return [Joined(row, prior.log_prior, prior.half_weights)]
     places: dict[object, tuple[list[Noise], list[Tensor]]] = {}
     for noise in noises:
         log_var = noise.log_var
@@ -74,7 +75,7 @@ def shared(model: Perturbed) -> Tensor | None:
     Both give the row one gradient, where each log-variance would have two to be added: a launch for each layer.
     Uncompiled code splits the row among the layers; a graph that is compiled for CUDA has kernels of its own for this.
     """
-    if model.options.estimator != "local" or not model.key.noisy:
+    if model.options.estimator != "local" or not model.key.enabled or not model.key.noisy:
         return None  # nobody would ask for a part
     own: list[Tensor] = [noise.log_var for noise in model.noises()]
     if len({(v.device, v.dtype, v.requires_grad, v.ndim) for v in own}) != 1 or own[0].ndim != 1:
