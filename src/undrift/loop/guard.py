@@ -1,68 +1,182 @@
-"""Notice a stream that collapses onto few classes, without labels."""
+"""Notice, without labels, that a stream answers worse than the source network, and go back.
 
+One batch in ten is looked at: the source network and the adapted one answer its images and a view of each, a mirror
+image or one moved a little. Two things speak against the adapted network:
+
+    it is less consistent:   mean ½ Σ_c |p(c | x) − p(c | view of x)| exceeds the source's by 0.1 and two standard errors
+    it has collapsed:        the entropy of its predicted classes is less than half of the source's, on the same images
+
+What is judged worse is answered by the source network, and the last state that was judged sound is put back. If that is
+no better, the start state is; if that is no better either, the source network answers for a while, and nothing is
+learned. Then learning starts again from there.
+
+What it cannot see: an adapted network that is wrong consistently and about many classes. It compares the two networks
+on one in ten images only, so a short lapse may pass unseen.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift.answer.forward import forward
-from undrift.answer.prediction import entropy_of, histogram
-from undrift.answer.temperature import logits_once
+from undrift.answer.prediction import Prediction, entropy_of, histogram
+from undrift.answer.views import VIEWS
+from undrift.loop.learning import Learning
 from undrift.posterior.layers import evaluating
-from undrift.posterior.perturbed import Perturbed
 
-WINDOW = 10  # images per class that the histograms remember
-LEAST_RATIO = 0.5
+EVERY = 10
+"""One batch in so many is looked at; all of them while the judgement is open."""
+
+WINDOW, LEAST = 200, 32
+"""Images that a judgement looks back on, and those that it needs."""
+
+MARGIN, ERRORS = 0.1, 2.0
+"""By how much, and by how many standard errors, the adapted network has to be less consistent."""
+
+CLASS_WINDOW, LEAST_RATIO, LEAST_SOURCE = 10, 0.5, 0.25
+"""Images per class that the histograms remember; the least ratio of their entropies, and of the source's to log C."""
+
+GOOD_EVERY = 2000
+"""Images between two copies of a sound state."""
+
+REST, LONGEST_REST = 1000, 64_000
+"""Images that the source network answers when nothing else helps; twice as many each time."""
 
 
 class Guard:
-    """Compares the classes that the adapted network predicts with those that the source network predicts.
+    """Looks at one batch in ten, and goes back where the adapted network is judged worse than its source.
 
-    Each network has a histogram of its predicted classes over the last images, about ten per class. The adapted network
-    has collapsed when the entropy of its histogram is less than half of the source's:
-
-        H(adapted) < ½ H(source)
-
-    Both see the same images, so a stretch of one class lowers both entropies and is no collapse. The guard judges once
-    the window is half full. It costs two more forward passes per batch.
+    Attributes:
+        resting: images that the source network still answers before learning starts again.
     """
 
-    def __init__(self) -> None:
-        self.adapted: Tensor | None = None
-        self.source: Tensor | None = None
+    def __init__(self, learning: Learning) -> None:
+        self.learning, self.online, self.model = learning, learning.online, learning.model
+        self.resting = 0
+        self._rest = REST
+        self._skip = 0  # images until the next look
+        self._strikes = 0  # judgements "worse" since the last sound one
+        self._since_good = GOOD_EVERY
+        self._good: dict[str, Any] | None = None
+        self._forget()
+
+    def __call__(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Return the answer to a batch: that of the stream, or the source network's.
+
+        Args:
+            images: finite ones; `sound` says for each image of the user's batch whether it is among them.
+        """
+        if self.resting:
+            prediction = Prediction.of(self._source(images), None, sound)
+            self.resting = max(0, self.resting - len(images))
+            if not self.resting:
+                self.online.report.event("learning again", "from the start state, after a rest")
+            return prediction
+        prediction = self.learning(images, sound)
+        self._since_good += len(images)
+        if self._skip > 0:
+            self._skip -= len(images)
+            return prediction
+        own = prediction.probs if sound is None else prediction.probs[sound]
+        source = self._look(images, own)
+        why, open_still = self._judge()
+        self._skip = 0 if open_still else (EVERY - 1) * len(images)
+        if why is None:
+            if not open_still:
+                self._strikes, self._rest = 0, REST
+                if self._since_good >= GOOD_EVERY:
+                    self._good, self._since_good = self.online.learned(), 0
+            return prediction
+        self._go_back(why)
+        return Prediction.of(source, None, sound)
 
     @torch.no_grad()
-    def collapsed(self, model: Perturbed, images: Tensor) -> Tensor:
-        """Return whether the adapted network has collapsed, after one more batch; the network is in eval mode."""
+    def _source(self, images: Tensor) -> Tensor:
         # off() restores the flags from before `perturb`: with dropout, if the network was in train mode.
-        with model.off() as net, evaluating(net):
-            source = forward(model, images)
-        window = WINDOW * source.shape[1]
+        with self.model.off() as net, evaluating(net):
+            return forward(self.model, images).softmax(1)
+
+    @torch.no_grad()
+    def _look(self, images: Tensor, own: Tensor) -> Tensor:
+        """Take in how both networks answer a batch; return the source's answer."""
+        view = VIEWS[self._view()] if images.ndim == 4 else None
+        source = self._source(images)
+        if view is not None:
+            adapted = self.learning.views_alone(images, view, own)
+            apart = [
+                0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
+                for one, other in (adapted, (source, view.answer(self._source(view(images)))))
+            ]
+            less = (apart[0] - apart[1]).nan_to_num(1.0).float().cpu()
+            self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
+        window = CLASS_WINDOW * source.shape[1]
         # A batch larger than the window counts whole; older images fade with their distance.
         kept = max(0.0, 1 - len(images) / window)
-        self.source = _added(self.source, source, kept)
-        self.adapted = _added(self.adapted, logits_once(model, images), kept)
-        seen = self.source.sum()
-        ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 if both predict one class: no collapse
-        return (seen >= window / 2) & (ratio < LEAST_RATIO)
+        new = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (own, source)]).cpu()
+        self._classes = new if self._classes is None else kept * self._classes + new
+        return source
 
-    def forget(self) -> None:
-        """Start anew, after a reset."""
-        self.adapted = self.source = None
+    def _view(self) -> str:
+        names = getattr(self.online.likelihood, "views", None) or self.online.views.names
+        return "mirror" if "mirror" in names else "shift"
+
+    def _judge(self) -> tuple[str | None, bool]:
+        """Return what speaks against the adapted network, and whether more has to be seen to say."""
+        if self._classes is None:
+            return None, True
+        seen = float(self._classes[1].sum())
+        adapted, source = entropy_of(self._classes / self._classes.sum(1, keepdim=True).clamp_min(1)).tolist()
+        # A source that knows one class itself says nothing.
+        telling = seen >= CLASS_WINDOW * self._classes.shape[1] / 2 and source > LEAST_SOURCE * math.log(len(self._classes[0]))
+        if telling and adapted < LEAST_RATIO * source:
+            return f"collapsed: the entropy of its classes is {adapted:.2f}, the source network's {source:.2f}", True
+        if len(self._less) < LEAST:
+            return None, False
+        mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
+        if mean > MARGIN + ERRORS * error:
+            found = f"{mean:.2f} ± {error:.2f}"
+            return f"less consistent: views of an image differ more than for the source network, by {found}", True
+        return None, mean > MARGIN
+
+    def _go_back(self, why: str) -> None:
+        report, good = self.online.report, self._good
+        self._forget()
+        self._strikes += 1
+        if self._strikes == 1 and good is not None:
+            self.online.go_on_from(good)
+            report.event("went back", f"to the last sound state; {why}")
+            report.reset(why.partition(":")[0])
+            return
+        self._good, self._since_good = None, GOOD_EVERY
+        self.online.start_again(why.partition(":")[0])
+        if self._strikes <= 2:
+            report.event("went back", f"to the start state; {why}")
+            return
+        self.resting, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
+        report.event("source answers", f"for {self.resting:,} images; {why}")
+
+    def _forget(self) -> None:
+        self._less = torch.empty(0)
+        self._classes: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both histograms."""
-        return {"adapted": self.adapted, "source": self.source}
+        """Return what was seen, and the last sound state."""
+        return copy.deepcopy(
+            {
+                "less": self._less,
+                "classes": self._classes,
+                "good": self._good,
+                "stands": (self.resting, self._rest, self._skip, self._strikes, self._since_good),
+            }
+        )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from both histograms."""
-        self.adapted, self.source = state["adapted"], state["source"]
-
-
-def _added(before: Tensor | None, logits: Tensor, kept: float) -> Tensor:
-    counts = histogram(logits.argmax(1), logits.shape[1])
-    return counts if before is None else kept * before.to(counts.device) + counts
-
-
-def _entropy(counts: Tensor) -> Tensor:
-    return entropy_of((counts / counts.sum())[None])[0]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        state = copy.deepcopy(dict(state))
+        self._less, self._classes, self._good = state["less"].cpu(), state["classes"], state["good"]
+        self._classes = None if self._classes is None else self._classes.cpu()
+        self.resting, self._rest, self._skip, self._strikes, self._since_good = state["stands"]
