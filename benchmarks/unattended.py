@@ -1,9 +1,10 @@
 """Claim: `undrift.stream(net, camera)` with nothing else is never worse than the network it started from.
 
 WRN-40-2 on CIFAR-10-C, severity 5, 1,000 images of each corruption, continual; every line of `LINES` is a stream that
-ruins some method: few images at a time, classes in runs, mixed domains, nothing to adapt to, constant images, 20 cycles,
-a domain that jumps with every batch, unbalanced labels. Beside it the source network, norm statistics, Tent, ROID, CoTTA
-(8 views), a teacher on a balanced memory of 128 images (RoTTA-like), `undrift-light`, and `undrift` without its guard.
+ruins some method: few images at a time, classes in runs, mixed domains, nothing to adapt to, constant images, 20
+cycles, a domain that jumps with every batch, unbalanced labels. Beside it the source network, norm statistics, Tent,
+ROID, CoTTA (8 views), a teacher on a balanced memory of 128 images (RoTTA-like), `undrift-light`, and `undrift`
+without its guard.
 
 The bar, for `undrift` and the error after the first 1,000 images: at most the source's + 1 point in every line (clean
 images: + 0.5), and in the ordinary stream (batches of 200) at most 0.3 points above itself without the guard.

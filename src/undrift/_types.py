@@ -123,9 +123,11 @@ class Discerning(Protocol):
     A stream that is given one decides by itself whether to learn from a batch at once, and watches over itself.
 
     Attributes:
+        unattended: whether a stream is to do so.
         new_domain: whether the images of the last step were of another domain than those before.
     """
 
+    unattended: bool
     new_domain: bool
 
     def discerns(self, model: Perturbed) -> bool:
@@ -136,7 +138,9 @@ class Discerning(Protocol):
         """Return probabilities for images; `counted` says whether they have a say in the statistics used."""
         ...
 
-    def each_alone(self, model: Perturbed, images: Tensor, views: Sequence[ReversibleView], counted: bool) -> list[Tensor]:
+    def each_alone(
+        self, model: Perturbed, images: Tensor, views: Sequence[ReversibleView], counted: bool
+    ) -> list[Tensor]:
         """Return probabilities for each view of images by itself, where an answer would be a mean over them."""
         ...
 

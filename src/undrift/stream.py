@@ -81,14 +81,15 @@ def stream(
         lr: learning rate. Default: the option `stream_lr`.
         episodic: start every batch from the state the stream started with, noise included. Default: as the method does,
             else no.
-        guard: compare one batch in ten with the source network, without labels; where the network has become worse, go
-            back to its last sound state, or to the source, and say so in `report.events`. Default: with `undrift` and
-            `undrift-light`.
+        guard: compare one batch in twelve with the source network, without labels; where the network has become worse,
+            go back to its last sound state, or to the source, and say so in `report.events`. Default: with `undrift`
+            and `undrift-light`.
         captured: on a GPU, record the gradient's computation as one CUDA graph, at the fourth batch of one size.
             Answers and steps are the same up to rounding. Likelihood and penalties have to be `recordable`.
-        gather: by default `undrift` decides it, and `balanced`, by itself. Answer each batch at once, but make a step only on so many images together: for images that come one by
+        gather: answer each batch at once, but make a step only on so many images together: for images that come one by
             one. Answers are those of the network after its last step; those of a likelihood (ROID's prior, CoTTA's
-            views) need a batch, and are left out. What waits when the stream ends is not learned.
+            views) need a batch, and are left out. What waits when the stream ends is not learned. `undrift` decides
+            this, and `balanced`, by itself.
         balanced: with `gather`, make steps on a memory of so many images that holds as many of each predicted class,
             for streams whose classes come in runs. One more forward pass per step.
         packs: domains that are known: packs, a folder of them, or a `Packs`; none of them (`packs=()`) makes the stream
@@ -145,7 +146,7 @@ def stream(
         going = Stream(
             *(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all(), switching),
             pacing=Pacing(online.report) if paced else None,
-            guarded=isinstance(asked, Discerning) and not episodic if guard is None else guard,
+            guarded=isinstance(asked, Discerning) and asked.unattended and not episodic if guard is None else guard,
         )
         if parts is not None:
             model.give_back()  # once nobody holds it

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import corrected_prior
@@ -18,7 +17,6 @@ from undrift.likelihood.sure_images import SureImages
 from undrift.posterior.batch import device_of
 from undrift.posterior.domain_statistics import DomainStatistics, How
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step
 
 COMPARED = 100
 """Images of a batch that are asked again, without its statistics."""
@@ -83,6 +81,7 @@ class Teacher:
         self._target = self._answer = torch.empty(0)
         self._images = 0
         self.statistics = DomainStatistics(prior_images)
+        self.unattended = prior_images > 0
         self.new_domain = False  # whether the last step's images were of another domain than those before
         self._looked: tuple[Tensor, list[Tensor]] | None = None  # a batch, and the teacher's answers to its views
 
@@ -113,7 +112,7 @@ class Teacher:
         """Find the target and the answer of a step."""
         self._step, self._images = step, len(step.images)
         looked, self._looked = self._looked, None
-        if looked is None or looked[0] is not step.images:
+        if looked is None or looked[0] is not step.images or len(looked[1]) != len(sides):
             looked = step.images, self._told(step.model, step.images, sides, "batch")
         self._target = torch.stack(looked[1]).mean(0)
         answer = self._target
@@ -137,7 +136,7 @@ class Teacher:
 
     def discerns(self, model: Perturbed) -> bool:
         """Return whether it answers images that make no step, and tells which make none: by a posterior."""
-        return bool(self.statistics.prior) and self.statistics.start(model)
+        return self.unattended and self.statistics.start(model)
 
     @torch.no_grad()
     def answer_alone(self, model: Perturbed, images: Tensor, counted: bool) -> Tensor:
@@ -146,10 +145,13 @@ class Teacher:
         Args:
             counted: whether the images have a say in the statistics that normalise them.
         """
-        return _with_prior(torch.stack(self.each_alone(model, images, self._views.of(images), counted)).mean(0)).softmax(1)
+        told = self.each_alone(model, images, self._views.of(images), counted)
+        return _with_prior(torch.stack(told).mean(0)).softmax(1)
 
     @torch.no_grad()
-    def each_alone(self, model: Perturbed, images: Tensor, views: Sequence[ReversibleView], counted: bool) -> list[Tensor]:
+    def each_alone(
+        self, model: Perturbed, images: Tensor, views: Sequence[ReversibleView], counted: bool
+    ) -> list[Tensor]:
         """Return the teacher's probabilities for each view of images by itself."""
         self._looked = None
         return self._told(model, images, views, "batch" if counted else "kept")
@@ -164,14 +166,13 @@ class Teacher:
         """
         if images.ndim != 4:
             return 0.0, 1.0
-        with beside_a_step(model, noisy=False):
-            self._views.look(images, lambda x: forward(model, x))
+        # A view may be looked through before it is known to be safe: no label is taken from it.
+        other = VIEWS["mirror" if self.views is None or "mirror" in self.views else "shift"]
         sides = self._views.of(images)
-        told = self._told(model, images, sides, "batch")
-        self._looked = images, told
-        other = sides[1] if len(sides) > 1 else VIEWS["shift"]
+        counted = self._told(model, images, sides if len(sides) > 1 else [SAME, other], "batch")
+        self._looked = images, counted[: len(sides)]
+        other = sides[1] if len(sides) > 1 else other
         few = slice(None, None, max(1, len(images) // COMPARED))
-        counted = told[:2] if len(sides) > 1 else self._told(model, images, [SAME, other], "again")
         kept = self._told(model, images[few], [SAME, other], "kept")
         more = _apart(counted[0][few], counted[1][few]) - _apart(kept[0], kept[1])
         mean, error = torch.stack([more.mean(), more.std() / len(more) ** 0.5]).tolist()  # one transfer
@@ -215,9 +216,8 @@ class Teacher:
     def __repr__(self) -> str:
         replay = f", replay={self.sure.most}" if self.sure.most else ""
         prior = f", prior_images={self.statistics.prior}" if self.statistics.prior else ""
-        return (
-            f"Teacher(memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share}{replay}{prior})"
-        )
+        which = f"memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share}"
+        return f"Teacher({which}{replay}{prior})"
 
 
 def _to(target: Tensor, logits: Tensor) -> Tensor:

@@ -1,17 +1,17 @@
 """Notice, without labels, that a stream answers worse than the source network, and go back.
 
-One batch in ten is looked at: the source network and the adapted one answer its images and a view of each, a mirror
+One batch in twelve is looked at: the source network and the adapted one answer its images and a view of each, a mirror
 image or one moved a little. Two things speak against the adapted network:
 
-    it is less consistent:   mean ½ Σ_c |p(c | x) − p(c | view of x)| exceeds the source's by 0.1 and two standard errors
-    it has collapsed:        the entropy of its predicted classes is less than half of the source's, on the same images
+    it is less consistent:  mean ½ Σ_c |p(c | x) − p(c | view of x)| exceeds the source's by 0.1 and two standard errors
+    it has collapsed:       the entropy of its predicted classes is less than half of the source's, on the same images
 
 What is judged worse is answered by the source network, and the last state that was judged sound is put back. If that is
 no better, the start state is; if that is no better either, the source network answers for a while, and nothing is
 learned. Then learning starts again from there.
 
 What it cannot see: an adapted network that is wrong consistently and about many classes. It compares the two networks
-on one in ten images only, so a short lapse may pass unseen.
+on one in twelve images only, so a short lapse may pass unseen.
 """
 
 import copy
@@ -24,12 +24,13 @@ from torch import Tensor
 
 from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of, histogram
-from undrift.answer.views import VIEWS
+from undrift.answer.views import VIEWS, SafeViews
 from undrift.loop.learning import Learning
 from undrift.posterior.layers import evaluating
+from undrift.posterior.state import keeping_noise
 
-EVERY = 10
-"""One batch in so many is looked at; all of them while the judgement is open."""
+EVERY = 12
+"""One batch in so many is looked at; all of them while there is doubt."""
 
 WINDOW, LEAST = 200, 32
 """Images that a judgement looks back on, and those that it needs."""
@@ -48,7 +49,7 @@ REST, LONGEST_REST = 1000, 64_000
 
 
 class Guard:
-    """Looks at one batch in ten, and goes back where the adapted network is judged worse than its source.
+    """Looks at one batch in twelve, and goes back where the adapted network is judged worse than its source.
 
     Attributes:
         resting: images that the source network still answers before learning starts again.
@@ -62,7 +63,8 @@ class Guard:
         self._strikes = 0  # judgements "worse" since the last sound one
         self._since_good = GOOD_EVERY
         self._good: dict[str, Any] | None = None
-        self._forget()
+        self._less, self._classes = _nothing()
+        self._safe = SafeViews(("mirror",))  # by the source network's answers
 
     def __call__(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Return the answer to a batch: that of the stream, or the source network's.
@@ -82,11 +84,13 @@ class Guard:
             self._skip -= len(images)
             return prediction
         own = prediction.probs if sound is None else prediction.probs[sound]
-        source = self._look(images, own)
-        why, open_still = self._judge()
-        self._skip = 0 if open_still else (EVERY - 1) * len(images)
+        with keeping_noise(self.model.key):
+            source = self._look(images, own)
+        why, sound_state = self._judge()
+        # While there is doubt, every batch is looked at.
+        self._skip = 0 if why is not None or sound_state is False else (EVERY - 1) * len(images)
         if why is None:
-            if not open_still:
+            if sound_state:
                 self._strikes, self._rest = 0, REST
                 if self._since_good >= GOOD_EVERY:
                     self._good, self._since_good = self.online.learned(), 0
@@ -103,13 +107,15 @@ class Guard:
     @torch.no_grad()
     def _look(self, images: Tensor, own: Tensor) -> Tensor:
         """Take in how both networks answer a batch; return the source's answer."""
-        view = VIEWS[self._view()] if images.ndim == 4 else None
         source = self._source(images)
-        if view is not None:
-            adapted = self.learning.views_alone(images, view, own)
+        if images.ndim == 4:
+            view = VIEWS["shift" if self._safe.passed == () else "mirror"]
+            seen = view.answer(self._source(view(images)))
+            if self._safe.passed is None:
+                self._safe.look(source.log(), "mirror", seen.log())
             apart = [
                 0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
-                for one, other in (adapted, (source, view.answer(self._source(view(images)))))
+                for one, other in (self.learning.views_alone(images, view), (source, seen))
             ]
             less = (apart[0] - apart[1]).nan_to_num(1.0).float().cpu()
             self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
@@ -120,31 +126,27 @@ class Guard:
         self._classes = new if self._classes is None else kept * self._classes + new
         return source
 
-    def _view(self) -> str:
-        names = getattr(self.online.likelihood, "views", None) or self.online.views.names
-        return "mirror" if "mirror" in names else "shift"
-
-    def _judge(self) -> tuple[str | None, bool]:
-        """Return what speaks against the adapted network, and whether more has to be seen to say."""
-        if self._classes is None:
-            return None, True
+    def _judge(self) -> tuple[str | None, bool | None]:
+        """Return what speaks against the adapted network, and whether it is sound; None where too little was seen."""
+        assert self._classes is not None, "a batch was looked at"
         seen = float(self._classes[1].sum())
         adapted, source = entropy_of(self._classes / self._classes.sum(1, keepdim=True).clamp_min(1)).tolist()
         # A source that knows one class itself says nothing.
-        telling = seen >= CLASS_WINDOW * self._classes.shape[1] / 2 and source > LEAST_SOURCE * math.log(len(self._classes[0]))
+        count = self._classes.shape[1]
+        telling = seen >= CLASS_WINDOW * count / 2 and source > LEAST_SOURCE * math.log(count)
         if telling and adapted < LEAST_RATIO * source:
-            return f"collapsed: the entropy of its classes is {adapted:.2f}, the source network's {source:.2f}", True
+            return f"collapsed: the entropy of its classes is {adapted:.2f}, the source network's {source:.2f}", False
         if len(self._less) < LEAST:
-            return None, False
+            return None, None
         mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
         if mean > MARGIN + ERRORS * error:
             found = f"{mean:.2f} ± {error:.2f}"
-            return f"less consistent: views of an image differ more than for the source network, by {found}", True
-        return None, mean > MARGIN
+            return f"less consistent: views of an image differ more than for the source network, by {found}", False
+        return None, mean <= MARGIN
 
     def _go_back(self, why: str) -> None:
         report, good = self.online.report, self._good
-        self._forget()
+        self._less, self._classes = _nothing()
         self._strikes += 1
         if self._strikes == 1 and good is not None:
             self.online.go_on_from(good)
@@ -159,16 +161,13 @@ class Guard:
         self.resting, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
         report.event("source answers", f"for {self.resting:,} images; {why}")
 
-    def _forget(self) -> None:
-        self._less = torch.empty(0)
-        self._classes: Tensor | None = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen, and the last sound state."""
         return copy.deepcopy(
             {
                 "less": self._less,
                 "classes": self._classes,
+                "safe": self._safe.state(),
                 "good": self._good,
                 "stands": (self.resting, self._rest, self._skip, self._strikes, self._since_good),
             }
@@ -179,4 +178,10 @@ class Guard:
         state = copy.deepcopy(dict(state))
         self._less, self._classes, self._good = state["less"].cpu(), state["classes"], state["good"]
         self._classes = None if self._classes is None else self._classes.cpu()
+        self._safe.load(state["safe"])
         self.resting, self._rest, self._skip, self._strikes, self._since_good = state["stands"]
+
+
+def _nothing() -> tuple[Tensor, Tensor | None]:
+    """Return what was seen before the first look: how much less consistent, and predicted classes of both."""
+    return torch.empty(0), None

@@ -70,19 +70,16 @@ class Learning:
         with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
             yield self.model
 
-    def views_alone(self, images: Tensor, view: ReversibleView, answer: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the network's probabilities for images and for a view of them, each by itself.
-
-        Args:
-            answer: what the network has just answered to the images.
-        """
+    def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
+        """Return the network's probabilities for images and for a view of them, each by itself."""
         likelihood = self.online.likelihood
         if isinstance(likelihood, Discerning) and likelihood.discerns(self.model):
             counted = self.pacing is None or not self.pacing.runs
             one, other = likelihood.each_alone(self.model, images, [SAME, view], counted)
             return one, other
         with self.answering(), one_pass(self.model), torch.no_grad():
-            return answer, view.answer(forward(self.model, view(images))).softmax(1)
+            one = forward(self.model, images).softmax(1)
+            return one, view.answer(forward(self.model, view(images))).softmax(1)
 
     def _paced(self, pacing: Pacing, images: Tensor, sound: Tensor | None) -> Prediction:
         """Learn from a batch at once, with others, or through a balanced memory, and return its answer."""

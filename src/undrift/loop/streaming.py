@@ -104,7 +104,9 @@ class Stream(Iterator[Prediction]):
         self.report.images += len(prediction)
         self.model.facts = {"images": self.report.images - self.report.skipped}
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
-        if self._single == 2 and self.gather is None and self.pacing is None:  # at the second in a row: a single one may end a folder
+        if (
+            self._single == 2 and self.gather is None and self.pacing is None
+        ):  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.

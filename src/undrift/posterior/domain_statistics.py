@@ -3,11 +3,12 @@
     mean = (w₀ m₀ + w m + n m_b) / (w₀ + w + n),   and the same of second moments
 
 m₀ are the source's statistics, m those of the domain so far, m_b those of a batch of n images. Weights are worths in
-images: what was kept is worth as many images as it takes for the batch's own scatter to be as large as the distance
-between the two. With d = 2 KL(batch ‖ kept) and s the scatter of single images, both means over the channels of a layer,
+images. What was kept is worth as many images as would scatter by as much as it is away. With s² the variance of single
+images' means and t² that of their second moments, d the distance on average over the channels of a layer,
 
-    w = 1 / (1/most + max(0, d/s − slack (1/n + 1/most)))
+    d = ½ ((m_b − m)²/s² + (v_b − v)²/t²),   w = 1 / (1/most + max(0, d − slack (1/n + 1/most)))
 
+By chance d is 1/n + 1/most: it is KL(batch ‖ kept), to second order, over what a single image scatters by.
 Statistics that the batch speaks against are forgotten by that alone. The prior and the domain together stay worth at
 least N₀ images: a few images are no domain, and statistics of their own take out what tells their classes apart.
 """
@@ -33,7 +34,7 @@ SLACK = 4.0
 TELLING = 16
 """Images from which on a batch tells what kept statistics are worth; fewer leave it as it was."""
 
-FLOOR, TINY = 1e-3, 1e-12  # the least ratio of variances that counts; the least variance
+FLOOR, TINY = 1e-4, 1e-12  # the least scatter, as a part of the variance; the least of all
 
 How = Literal["batch", "kept", "again"]
 Moments = tuple[Tensor, Tensor]
@@ -45,54 +46,53 @@ class LayerStatistics:
     Attributes:
         rows: means and variances; row 0 is the prior's, row 1 the domain's.
         worth: how many images each of them is worth.
-        scatter: variance of single images' means, as a part of all variance; 0 before a batch has told.
     """
 
     def __init__(self, mean: Tensor, var: Tensor, prior: float) -> None:
         # New tensors each time, never changed in place: a state that was given out stays as it was.
         self.rows: Moments = (torch.stack([mean, mean]), torch.stack([var, var]))
         self.worth = mean.new_tensor([prior, 0.0])
-        self.scatter = mean.new_zeros(())
         self._answering: Moments | None = None
-        self._batch: tuple[Tensor, Tensor, Tensor, Tensor, int] | None = None
+        self._batch: tuple[Tensor, Tensor, Tensor, int] | None = None
 
     def of(self, how: How, x: Tensor, prior: float) -> Moments:
         """Return mean and variance to normalise a batch by."""
         if how == "again" and self._answering is not None:
             return self._answering
         if how == "kept":
-            self._answering = _mixed(*self.rows, self.worth)
+            self._answering = _mixed(self.rows[0], self.rows[1], self.worth)
             return self._answering
         count = len(x)
         mean, var, scatter = _moments(x)
-        worth = self._told(mean, var, scatter, count, prior) if count >= TELLING else self.worth
+        worth = self._told((mean, var), scatter, count, prior) if count >= TELLING else self.worth
         rows = [torch.cat([kept, own[None]]) for kept, own in zip(self.rows, (mean, var), strict=True)]
         self._answering = _mixed(rows[0], rows[1], torch.cat([worth, worth.new_tensor([float(count)])]))
-        self._batch = mean, var, worth, scatter, count
+        self._batch = mean, var, worth, count
         return self._answering
 
     def take(self) -> Tensor | None:
         """Count the last batch as images of the domain; return what was kept before is worth now, and was worth."""
         if self._batch is None:
             return None
-        (mean, var, worth, scatter, count), self._batch = self._batch, None
+        (mean, var, worth, count), self._batch = self._batch, None
         sound = var < torch.inf  # false for NaN
         seen, before = worth[1], self.worth[1]
         parts = torch.stack([seen, torch.full_like(seen, count)])
-        pairs = [torch.stack([kept[1], own]) for kept, own in zip(self.rows, (mean, var), strict=True)]
-        whole = [torch.where(sound, n, kept[1]) for n, kept in zip(_mixed(*pairs, parts), self.rows, strict=True)]
-        self.rows = tuple(torch.stack([k[0], n]) for k, n in zip(self.rows, whole, strict=True))  # type: ignore[assignment]
+        means, variances = self.rows
+        now = _mixed(torch.stack([means[1], mean]), torch.stack([variances[1], var]), parts)
+        self.rows = (
+            torch.stack([means[0], torch.where(sound, now[0], means[1])]),
+            torch.stack([variances[0], torch.where(sound, now[1], variances[1])]),
+        )
         self.worth = torch.stack([worth[0], (seen + count).clamp_max(MOST)])
-        self.scatter = torch.where(scatter < torch.inf, scatter, self.scatter)
         return torch.stack([seen, before])
 
-    def _told(self, mean: Tensor, var: Tensor, scatter: Tensor, count: int, prior: float) -> Tensor:
+    def _told(self, batch: Moments, scatter: Moments, count: int, prior: float) -> Tensor:
         """Return what each of the kept statistics is worth, as a batch tells."""
         most = torch.stack([torch.full_like(self.worth[0], MOST), self.worth[1]])
-        kept = self.rows[1].clamp_min(TINY)
-        ratio = (var / kept).clamp_min(FLOOR)
-        away = ((mean - self.rows[0]).square() / kept + ratio - 1 - ratio.log()).mean(1)
-        beyond = (away / scatter - SLACK * (1 / count + 1 / most)).clamp_min(0)
+        away = [(own - kept).square() / by for own, kept, by in zip(batch, self.rows, scatter, strict=True)]
+        distance = 0.5 * (away[0] + away[1]).mean(1)
+        beyond = (distance - SLACK * (1 / count + 1 / most)).clamp_min(0)
         worth = (1 / (1 / most + beyond)).nan_to_num(0.0)
         return worth * (prior / worth.sum().clamp_min(TINY)).clamp_min(1.0)
 
@@ -113,7 +113,6 @@ class DomainStatistics:
         for policy in _tracked(model):
             if policy.name not in self.layers:
                 mean, var = (policy.layer._buffers[name] for name in ("running_mean", "running_var"))
-                assert mean is not None and var is not None, "tracked statistics are there"
                 of = wide(mean.dtype)
                 self.layers[policy.name] = LayerStatistics(mean.detach().to(of), var.detach().to(of), self.prior)
         return bool(self.layers)
@@ -128,7 +127,7 @@ class DomainStatistics:
         policies = [(policy, self.layers[policy.name]) for policy in _tracked(model) if policy.name in self.layers]
         try:
             for policy, layer in policies:
-                policy.given = lambda x, layer=layer: layer.of(how, x, self.prior)  # type: ignore[misc]
+                policy.given = lambda x, layer=layer: layer.of(how, x, self.prior)
             yield
         finally:
             for policy, _ in policies:
@@ -144,12 +143,12 @@ class DomainStatistics:
         if not told:
             return False
         seen, before = torch.stack(told).median(0).values.tolist()
-        return before >= MOST / 4 and seen < self.prior
+        return bool(before >= MOST / 2 and seen < self.prior)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen."""
         return {
-            name: {"mean": layer.rows[0], "var": layer.rows[1], "worth": layer.worth, "scatter": layer.scatter}
+            name: {"mean": layer.rows[0], "var": layer.rows[1], "worth": layer.worth}
             for name, layer in self.layers.items()
         }
 
@@ -160,7 +159,7 @@ class DomainStatistics:
         for name, kept in copy.deepcopy(dict(state)).items():
             kept = {part: tensor.to(places[name].device) for part, tensor in kept.items()}
             self.layers[name] = layer = LayerStatistics(kept["mean"][0], kept["var"][0], self.prior)
-            layer.rows, layer.worth, layer.scatter = (kept["mean"], kept["var"]), kept["worth"], kept["scatter"]
+            layer.rows, layer.worth = (kept["mean"], kept["var"]), kept["worth"]
 
 
 def _tracked(model: Perturbed) -> list[Any]:
@@ -173,17 +172,18 @@ def _tracked(model: Perturbed) -> list[Any]:
     ]  # fmt: skip
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and variance of a batch, and the variance of single images' means as a part of it."""
+def _moments(x: Tensor) -> tuple[Tensor, Tensor, Moments]:
+    """Return mean and variance of a batch, and by how much single images scatter in both, as variances."""
     x = x.detach().to(wide(x.dtype))
     if x.ndim > 2:
         inner, means = torch.var_mean(x, dim=tuple(range(2, x.ndim)), correction=0)
     else:
         inner, means = torch.zeros_like(x), x
     between, mean = torch.var_mean(means, dim=0, correction=0)
-    var = inner.mean(0) + between
-    part = (between / var.clamp_min(TINY)).mean() * (len(x) / max(1, len(x) - 1))
-    return mean, var, part.clamp_min(FLOOR)
+    spread, var = torch.var_mean(inner + (means - mean).square(), dim=0, correction=0)
+    unbiased = len(x) / max(1, len(x) - 1)
+    least = FLOOR * var + TINY
+    return mean, var, (unbiased * between + least, unbiased * spread + least * var + TINY)
 
 
 def _mixed(means: Tensor, variances: Tensor, weights: Tensor) -> Moments:
