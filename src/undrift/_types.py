@@ -7,14 +7,16 @@ keepers (what holds on to the source). The loops call the optional methods named
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from undrift.answer.views import ReversibleView
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step
+
+if TYPE_CHECKING:
+    from undrift.answer.views import ReversibleView
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
@@ -139,7 +141,7 @@ class Discerning(Protocol):
         ...
 
     def each_alone(
-        self, model: Perturbed, images: Tensor, views: Sequence[ReversibleView], counted: bool
+        self, model: Perturbed, images: Tensor, views: "Sequence[ReversibleView]", counted: bool
     ) -> list[Tensor]:
         """Return probabilities for each view of images by itself, where an answer would be a mean over them."""
         ...
