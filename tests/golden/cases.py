@@ -68,6 +68,8 @@ MORE: dict[str, dict[str, Any]] = {
     "stream/tent/gather": {"gather": 24, "stream_lr": 0.01},
     "stream/tent/gather balanced": {"gather": 24, "balanced": True, "stream_lr": 0.01},
     "stream/tent/guard": {"guard": True, "stream_lr": 0.05},
+    "stream/undrift/batch statistics": {"prior_images": 0, "guard": False},
+    "stream/undrift-light/batch statistics": {"prior_images": 0, "guard": False},
     "stream/cotta/gather": {"gather": 24, "stream_lr": 0.01},
 }
 ON_TOKENS = (
