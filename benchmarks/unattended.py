@@ -15,8 +15,8 @@ saturate, and clean images) and never on the fifteen:
 - N₀ (8, 16 or 32): the least mean error of norm statistics alone over batches of 1, 4, 16 and 64; ties of 0.3 points
   go to 16, which is published.
 - What images are worth at most, and the slack of chance: no value that makes a batch of the same domain be forgotten.
-- Doubt: the least value at which no ordinary batch of 64 is taken for a run of a class.
-- The guard's margin: twice that; it must never act on a healthy stream.
+- Doubt: the least factor (of 1.25, 1.5, 2) at which no ordinary batch of 64 is taken for a run of a class.
+- The guard's factor: the next one up; it must never act on a healthy stream.
 
 Predicted: all lines hold for `undrift`; Tent and ROID fail at batches of 1, 4 and 16 and in runs, CoTTA too; single
 images cost `undrift` five points against batches of 200; the guard acts in no line.

@@ -146,8 +146,8 @@ class Discerning(Protocol):
         """Return probabilities for each view of images by itself, where an answer would be a mean over them."""
         ...
 
-    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float]:
-        """Return how much worse the answers look with the images' own statistics than without; its standard error."""
+    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
+        """Return how much views of images disagree with their own statistics, and without; the difference's error."""
         ...
 
 

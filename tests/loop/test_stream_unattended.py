@@ -112,12 +112,13 @@ def test_a_run_of_one_class_is_answered_by_the_statistics_kept_and_learned_from_
 def test_the_decisions_of_pacing_by_hand() -> None:
     report = StreamReport()
     pacing = Pacing(report)
-    assert pacing.sample(0.04, 0.0)  # too little to matter
-    assert pacing.sample(0.2, 0.11)  # too unsure
-    assert not pacing.sample(0.2, 0.05)
-    assert not pacing.sample(0.2, 0.05)
+    assert pacing.sample(0.05, 0.01, 0.0)  # too little to matter
+    assert pacing.sample(0.3, 0.1, 0.11)  # too unsure
+    assert pacing.sample(0.4, 0.3, 0.01)  # a hard domain
+    assert not pacing.sample(0.3, 0.1, 0.05)
+    assert not pacing.sample(0.3, 0.1, 0.05)
     assert [event.kind for event in report.events] == ["balanced on"]
-    assert all(pacing.sample(0.0, 0.1) for _ in range(10))
+    assert all(pacing.sample(0.0, 0.0, 0.1) for _ in range(10))
     assert [event.kind for event in report.events] == ["balanced on", "balanced off"]
     assert pacing.whole(torch.zeros(ENOUGH, 1))
     assert not pacing.whole(torch.zeros(1, 1))

@@ -157,15 +157,15 @@ class Teacher:
         return self._told(model, images, views, "batch" if counted else "kept")
 
     @torch.no_grad()
-    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float]:
-        """Return how much less sure the views of images are if normalised with the batch, and its standard error.
+    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
+        """Return how much views disagree with the batch's statistics, and without; the difference's standard error.
 
-        That is ½ Σ_c |p − p′| between an image and a view of it, with the batch's statistics less without them. A batch
-        of one class, whose statistics are not those of the domain, makes the views of an image disagree. What was asked
-        for it is kept for the step, or the answer, that follows.
+        That is the mean of ½ Σ_c |p − p′| between an image and a view of it. A batch of one class, whose statistics are
+        not those of the domain, makes the views of an image disagree. What was asked for it is kept for the step that
+        follows.
         """
         if images.ndim != 4:
-            return 0.0, 1.0
+            return 0.0, 0.0, 1.0
         # A view may be looked through before it is known to be safe: no label is taken from it.
         other = VIEWS["mirror" if self.views is None or "mirror" in self.views else "shift"]
         sides = self._views.of(images)
@@ -174,9 +174,10 @@ class Teacher:
         other = sides[1] if len(sides) > 1 else other
         few = slice(None, None, max(1, len(images) // COMPARED))
         kept = self._told(model, images[few], [SAME, other], "kept")
-        more = _apart(counted[0][few], counted[1][few]) - _apart(kept[0], kept[1])
-        mean, error = torch.stack([more.mean(), more.std() / len(more) ** 0.5]).tolist()  # one transfer
-        return mean, error
+        own, without = _apart(counted[0][few], counted[1][few]), _apart(kept[0], kept[1])
+        error = (own - without).std() / len(own) ** 0.5
+        found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
+        return found[0], found[1], found[2]
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""

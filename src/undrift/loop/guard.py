@@ -3,7 +3,7 @@
 One batch in twelve is looked at: the source network and the adapted one answer its images and a view of each, a mirror
 image or one moved a little. Two things speak against the adapted network:
 
-    it is less consistent:  mean ½ Σ_c |p(c | x) − p(c | view of x)| exceeds the source's by 0.1 and two standard errors
+    it is less consistent:  mean ½ Σ_c |p(c | x) − p(c | view of x)| is more than twice the source's, by a margin
     it has collapsed:       the entropy of its predicted classes is less than half of the source's, on the same images
 
 What is judged worse is answered by the source network, and the last state that was judged sound is put back. If that is
@@ -35,8 +35,10 @@ EVERY = 12
 WINDOW, LEAST = 200, 32
 """Images that a judgement looks back on, and those that it needs."""
 
-MARGIN, ERRORS = 0.1, 2.0
-"""By how much, and by how many standard errors, the adapted network has to be less consistent."""
+RATIO, MARGIN, ERRORS = 2.0, 0.05, 2.0
+"""The adapted network has to be this many times less consistent, and by how much and how many standard errors more.
+
+A source network that answers a hard domain with few classes is consistent for free."""
 
 CLASS_WINDOW, LEAST_RATIO, LEAST_SOURCE = 10, 0.5, 0.25
 """Images per class that the histograms remember; the least ratio of their entropies, and of the source's to log C."""
@@ -117,7 +119,7 @@ class Guard:
                 0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
                 for one, other in (self.learning.views_alone(images, view), (source, seen))
             ]
-            less = (apart[0] - apart[1]).nan_to_num(1.0).float().cpu()
+            less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0).float().cpu()
             self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
         window = CLASS_WINDOW * source.shape[1]
         # A batch larger than the window counts whole; older images fade with their distance.
@@ -141,7 +143,7 @@ class Guard:
         mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
         if mean > MARGIN + ERRORS * error:
             found = f"{mean:.2f} ± {error:.2f}"
-            return f"less consistent: views of an image differ more than for the source network, by {found}", False
+            return f"less consistent: views differ more than {RATIO:g} times as much as the source's, by {found}", False
         return None, mean <= MARGIN
 
     def _go_back(self, why: str) -> None:

@@ -24,8 +24,10 @@ ENOUGH = 64
 ROOM = 128
 """Images in the balanced memory (benchmarks/balanced.py)."""
 
-DOUBT, ERRORS = 0.05, 2.0
-"""By how much the views of images have to disagree more, and how many standard errors that has to be."""
+RATIO, DOUBT, ERRORS = 1.5, 0.05, 2.0
+"""By what factor the views of images have to disagree more, by how much, and by how many standard errors.
+
+A factor, because a network that answers a hard domain with few classes is consistent for free."""
 
 CALM = 10
 """So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
@@ -58,9 +60,14 @@ class Pacing:
             )
         return False
 
-    def sample(self, doubt: float, error: float) -> bool:
-        """Return whether images are a sample of the domain, by how much worse they look with their own statistics."""
-        if doubt <= DOUBT or doubt <= ERRORS * error:
+    def sample(self, counted: float, kept: float, error: float) -> bool:
+        """Return whether images are a sample of the domain.
+
+        Args:
+            counted: how much their views disagree if normalised with the images' own statistics; `kept`: without them.
+            error: the standard error of the difference.
+        """
+        if counted - kept <= max(DOUBT, ERRORS * error) or counted <= RATIO * kept:
             self._calm += 1
             if self._runs and self._calm >= CALM:
                 self._runs = False
@@ -71,8 +78,8 @@ class Pacing:
             self._runs = True
             self.report.event(
                 "balanced on",
-                f"with these images' own statistics their views disagree more, by {doubt:.2f} ± {error:.2f}: classes "
-                "come in runs",
+                f"with these images' own statistics their views disagree by {counted:.2f}, without them by {kept:.2f}: "
+                "classes come in runs",
             )
         return False
 

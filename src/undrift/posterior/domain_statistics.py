@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.kernels.reference import wide
+from undrift.posterior.attached import root_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.private import BatchNorm
 
@@ -163,7 +164,12 @@ class DomainStatistics:
 
 
 def _tracked(model: Perturbed) -> list[Any]:
-    """Return the policies of batch norms whose kept statistics a step moves; a synchronised one has a group's."""
+    """Return the policies of batch norms whose kept statistics a step moves.
+
+    A synchronised one has those of a group, and the layers of a compiled network take nothing from outside.
+    """
+    if root_of(model.net) is not model.net or model.net._compiled_call_impl is not None:
+        return []
     return [
         policy
         for policy in model.norms
