@@ -18,8 +18,8 @@ from undrift.posterior.batch import device_of
 from undrift.posterior.domain_statistics import DomainStatistics, How
 from undrift.posterior.perturbed import Perturbed
 
-COMPARED = 100
-"""Images of a batch that are asked again, without its statistics."""
+COMPARED = 64
+"""Images of a batch that are asked again, without its statistics, at most."""
 
 
 class Teacher:
@@ -172,7 +172,7 @@ class Teacher:
         counted = self._told(model, images, sides if len(sides) > 1 else [SAME, other], "batch")
         self._looked = images, counted[: len(sides)]
         other = sides[1] if len(sides) > 1 else other
-        few = slice(None, None, max(1, len(images) // COMPARED))
+        few = slice(None, None, -(-len(images) // COMPARED))
         kept = self._told(model, images[few], [SAME, other], "kept")
         own, without = _apart(counted[0][few], counted[1][few]), _apart(kept[0], kept[1])
         error = (own - without).std() / len(own) ** 0.5

@@ -16,7 +16,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, check_gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import Pacing
+from undrift.loop.pacing import Pacing, misleading
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.perturbed import Perturbed
@@ -104,7 +104,13 @@ class Learning:
                 return Prediction.of(probs, None, sound)
             gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
         if probs.ndim == 2:  # maps have no class to balance
-            pacing.remember(gathered, classes, lambda full, new: self._steps_of(pacing, full, images, new))
+
+            def step(full: Tensor, new: int) -> bool:
+                # Where predictions are poor, a memory of one run looks balanced and is not.
+                wait = misleading(*likelihood.doubt(self.model, full))
+                return wait or self._steps_of(pacing, full, images, new)
+
+            pacing.remember(gathered, classes, step)
         return Prediction.of(probs, None, sound)
 
     def _note_domain(self, likelihood: Discerning) -> None:

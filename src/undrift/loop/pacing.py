@@ -33,6 +33,11 @@ CALM = 10
 """So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
 
 
+def misleading(counted: float, kept: float, error: float) -> bool:
+    """Return whether images' own statistics mislead, by how much views disagree with them and without."""
+    return counted - kept > max(DOUBT, ERRORS * error) and counted > RATIO * kept
+
+
 class Pacing:
     """What waits for a step, and whether classes come in runs.
 
@@ -67,7 +72,7 @@ class Pacing:
             counted: how much their views disagree if normalised with the images' own statistics; `kept`: without them.
             error: the standard error of the difference.
         """
-        if counted - kept <= max(DOUBT, ERRORS * error) or counted <= RATIO * kept:
+        if not misleading(counted, kept, error):
             self._calm += 1
             if self._runs and self._calm >= CALM:
                 self._runs = False
@@ -97,7 +102,7 @@ class Pacing:
         """Put images into the balanced memory, and make the step that is due.
 
         Args:
-            step: makes a step on images, so many of them new; returns whether it was sound.
+            step: makes a step on images, so many of them new, or none yet; returns whether they may stay.
         """
         memory = self.balanced.of(images).added(images, classes)
         if not memory.ready:

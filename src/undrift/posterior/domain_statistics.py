@@ -180,11 +180,13 @@ def _tracked(model: Perturbed) -> list[Any]:
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor, Moments]:
     """Return mean and variance of a batch, and by how much single images scatter in both, as variances."""
-    x = x.detach().to(wide(x.dtype))
-    if x.ndim > 2:
-        inner, means = torch.var_mean(x, dim=tuple(range(2, x.ndim)), correction=0)
-    else:
-        inner, means = torch.zeros_like(x), x
+    of, positions = wide(x.dtype), tuple(range(2, x.ndim))
+    x = x.detach()
+    # Two passes over the input; var_mean takes thirty times as long on a CPU.
+    means = x.mean(positions, dtype=of) if positions else x.to(of)
+    count = x[0, 0].numel()
+    seconds = torch.linalg.vector_norm(x, dim=positions, dtype=of).square() / count if positions else means.square()
+    inner = (seconds - means.square()).clamp_min(0)
     between, mean = torch.var_mean(means, dim=0, correction=0)
     spread, var = torch.var_mean(inner + (means - mean).square(), dim=0, correction=0)
     unbiased = len(x) / max(1, len(x) - 1)
