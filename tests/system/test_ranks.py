@@ -88,7 +88,7 @@ def test_a_norm_layer_takes_the_way_of_many_and_leaves_no_trace(statistics: str)
         state = {name: value.clone() for name, value in model.state_dict().items()}
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         found.append({"out": out.detach(), **state, **grads})
-        assert all(not policy.own for policy in model.norms)
+        assert all(not policy.lent for policy in model.norms)
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-5, msg=name)

@@ -44,9 +44,9 @@ class Session:
         quiet: draw no progress bar.
         warnings: the warnings so far.
         kept: what Ctrl-C would leave behind, as a sentence; commands update it.
+        code: what the command ends with where nothing else goes wrong.
         unread: whether printing failed (a closed pipe or terminal, a full disk). The command continues, because it may
             have files to write.
-        failed: whether the result names something that is wrong; the exit code says so too.
         crew: the processes that run this command; the first prints for all.
     """
 
@@ -55,7 +55,8 @@ class Session:
         self.as_json, self.quiet = as_json, quiet or not self.crew.first
         self.warnings: list[str] = []
         self.kept = "Nothing was written."
-        self.unread = self.failed = False
+        self.code = OK
+        self.unread = False
         self._silent = not self.crew.first
         # Created per command, because tests and pipes replace stdout.
         self._people = _Console(stderr=as_json, highlight=False, soft_wrap=True)
@@ -161,7 +162,7 @@ def command(run: Run) -> Callable[..., int]:
             try:
                 refuse_many(run.__module__.rpartition(".")[2])
                 session.finish(run(session=session, **given))
-                return ERROR if session.unread or session.failed else OK
+                return ERROR if session.unread else session.code
             except (KeyboardInterrupt, Exception) as error:
                 return _end(session, error)
 

@@ -1,7 +1,7 @@
 """Norm layers of a perturbed network: whose statistics they use, and whether scale and shift are trained."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
-from undrift.posterior.norm_tracking import Tracking, can_track
+from undrift.posterior.norm_tracking import AVERAGES, Tracking, can_track
 from undrift.posterior.seeds import Key
 from undrift.posterior.shared_statistics import BatchStatistics, follow, statistics
 from undrift.posterior.swap import Swapped
@@ -43,8 +43,9 @@ class Norm(Swapped):
         self.momentum = options.norm_momentum
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
-        self.own: dict[str, Tensor | None] = {}  # its averages, while it has those of a batch on several processes
         self.noisy = False  # whether kept statistics are known to be those of noisy passes
+        self.given: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # mean and variance for an input
+        self.lent: dict[str, Any] = {}  # the layer's own statistics, while it has given ones
 
     def copy(self, copies: dict[int, Tensor]) -> None:
         """Make copies to adapt; an average over the domain starts counting again."""
@@ -64,9 +65,12 @@ class Norm(Swapped):
         """Apply the policy: use batch statistics, or move the kept ones and use them."""
         if not self.key.enabled or self.statistics is None:
             return None
-        if self.flags or self.tracking is not None or self.own:
+        if self.flags or self.tracking is not None or self.lent:
             self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
+        if self.given is not None:
+            self._lend(layer, self.given(x))
+            return None
         share = self.key.share
         if share is not None and not share.alike and isinstance(layer, BatchNorm):
             return self._before_on_many(layer, x, args, kwargs, share)
@@ -105,19 +109,17 @@ class Norm(Swapped):
         found = statistics(x.detach(), share) if batch or (moves and pace) else None
         if moves and pace:
             self._move(layer, x, found)
-        self._switch(layer, False, True)
         if not batch:
+            self._switch(layer, False, True)
             return None
         assert found is not None, "batch statistics were taken"
+        self._lend(layer, (found.mean, found.var))
         x = follow(x, found, layer.eps, share)
-        self.own = {name: layer._buffers[name] for name in ("running_mean", "running_var")}
-        for name, value in (("running_mean", found.mean), ("running_var", found.var)):
-            layer._buffers[name] = value.to(self.own[name])
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Restore the layer's flags and keep the statistics that it moved; no output means that its pass raised."""
-        if self.own:
+        if self.lent:
             self.settle()
             return
         if self.by_batch and not torch.compiler.is_compiling():
@@ -130,6 +132,13 @@ class Norm(Swapped):
             self.tracking, self.noisy = None, self.noisy or self.key.noisy
         if self.flags or self.tracking is not None:
             self.settle()
+
+    def _lend(self, layer: Any, statistics: tuple[Tensor, Tensor]) -> None:
+        """Let the layer normalise one input by other statistics."""
+        self.lent = {name: layer._buffers[name] for name in AVERAGES}
+        for (name, own), other in zip(self.lent.items(), statistics, strict=True):
+            layer._buffers[name] = other.to(own.dtype)
+        self._switch(layer, False, True)
 
     def _switch(self, layer: Any, training: bool, track: bool) -> None:
         if layer.training is not training or layer.track_running_stats is not track:
@@ -144,9 +153,9 @@ class Norm(Swapped):
         if self.tracking is not None:
             self.tracking.undo()
             self.tracking = None
-        if self.own:
-            self.layer._buffers.update(self.own)
-            self.own = {}
+        if self.lent:
+            self.layer._buffers.update(self.lent)
+            self.lent = {}
 
     def knows_noise(self) -> bool:
         """Return whether the kept statistics come from noisy passes; if unknown, whether they differ from the source's.
