@@ -14,6 +14,7 @@ from undrift.loop.indexed_loader import even
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.seeds import Key
 from undrift.posterior.state import beside_a_step, keeping_noise, noisy_statistics, one_pass
 
 MOST, LEAST = 500, 128
@@ -34,10 +35,11 @@ class Sample:
     Args:
         size: images of the domain.
         learned: images that are learned from, each as often as there are epochs.
+        key: knows how a batch lies on several processes; each keeps the whole sample.
     """
 
-    def __init__(self, size: int, learned: int) -> None:
-        self.size, self.largest = size, 1
+    def __init__(self, size: int, learned: int, key: Key) -> None:
+        self.size, self.largest, self._key = size, 1, key
         self.most = max(LEAST, min(MOST, learned // SHARE))
         self._parts: list[Tensor] = []
         self._whole = False
@@ -50,9 +52,11 @@ class Sample:
         self._parts = []
         for places, images in batches:
             most = max(1, min(self.most, VALUES // max(1, images[0].numel()))) if len(images) else self.most
-            self.largest = max(self.largest, len(images))
+            self.largest = max(self.largest, len(places))
             kept = places * most % self.size < most if most < self.size else places >= 0
-            self._parts.append(images[kept.to(images.device)].cpu())
+            share = self._key.share
+            picked = images[kept.to(images.device)] if share is None else share.picked(images, kept)
+            self._parts.append(picked.cpu())
             yield places, images
         self._whole = True
 

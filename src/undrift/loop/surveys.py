@@ -44,7 +44,7 @@ class Surveys:
         self.best_epoch, self.best = 0, dict[str, Tensor]()
         self.views: tuple[str, ...] | None = None
         self.helping: Helping | None = None
-        self._sample = Sample(images.looked_at.size, epochs * images.looked_at.size)
+        self._sample = Sample(images.looked_at.size, epochs * images.looked_at.size, model.key)
 
     def look_at_source(self, failed: Failed) -> None:
         """Survey the source network, whose outputs the model's class names have to fit."""

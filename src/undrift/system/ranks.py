@@ -91,6 +91,14 @@ class Share:
         padded[: len(mine)] = mine.detach()
         return torch.cat([each[:rows] for each, rows in zip(_all(padded), self.rows, strict=True)])
 
+    def picked(self, mine: Tensor, kept: Tensor) -> Tensor:
+        """Return the rows of the whole batch that a mask keeps, in every process."""
+        if self.alike or not bool(kept.any()):
+            return mine[kept.to(mine.device)] if self.alike else mine[:0]
+        masks = kept.split(self.rows)
+        of_all = Share(tuple(int(mask.sum()) for mask in masks), self.rank)
+        return of_all.join(mine[masks[self.rank].to(mine.device)])
+
     def each(self, mine: Tensor) -> Tensor:
         """Return a tensor of each process as one row: this one's alone where the processes have the same batch."""
         return mine[None] if self.alike else torch.stack(_all(mine))
