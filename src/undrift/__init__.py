@@ -24,6 +24,7 @@ from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
 from undrift.images.corrupt import corrupt
 from undrift.judge import shift
 from undrift.judge.history import History
+from undrift.judge.page.recording import Recording
 from undrift.judge.report import Report, join
 from undrift.judge.verdict import Verdict
 from undrift.likelihood import Consistency, Information, Shot, as_likelihood, entropy
@@ -59,6 +60,7 @@ __all__ = [
     "PerturbationMismatch",
     "Perturbed",
     "Prediction",
+    "Recording",
     "Report",
     "Routed",
     "Shot",
