@@ -13,6 +13,7 @@ from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, cho
 from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, perturbed_afresh
 from undrift.cli.output_paths import Force, alone, beside
+from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
 from undrift.options import Options
@@ -41,6 +42,8 @@ def run(
     pack_mean: PackMean = None,
     seed: Seed = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Saved every epoch; resume from it.", metavar="FILE")] = None,
+    report: PageFile = None,
+    tensorboard: EventsFolder = None,
     plot: Annotated[bool, typer.Option("--plot", help="Also draw the history: NAME.history.png.", hidden=True)] = False,
     root: Root = Path(),
     force: Force = False,
@@ -56,17 +59,18 @@ def run(
     from undrift.packs.mean import DEFAULT, compressor
 
     which = _keep(keep)
+    check_page(report)
     stored_mean = pack_mean or DEFAULT
     compressor(stored_mean)  # raises now, not after hours of work
     chosen = choose("adapt", method, settings, preset, options, likelihood, seed)
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
-    outputs = (out, history_path, plot_path)
+    outputs = (out, history_path, plot_path, report)
     opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=(checkpoint,))
     parts = chosen.parts(opened.reader)
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
     session.kept = _kept(checkpoint)
-    with alone(checkpoint):
+    with alone(checkpoint), events_in(tensorboard) as events:
         history = adapt(
             perturbed,
             held,
@@ -79,12 +83,16 @@ def run(
             generator=torch.Generator().manual_seed(seed),
             progress=False if session.quiet else None,
         )
+        if events is not None:
+            events.history(history)
     # Write every file before printing, so that a closed stdout costs no result.
     save(perturbed, out, source=opened.source.name, mean=stored_mean)
     session.kept = f"{out} was written whole."
     history.save(history_path)
     if plot_path is not None:
         history.plot(plot_path)
+    if report is not None:
+        history.page(report, held)
     session.say(str(history))
     wrote = [session.wrote(path) for path in outputs if path is not None]
     skipped = skipped_of(domain, held)

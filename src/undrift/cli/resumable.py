@@ -23,11 +23,11 @@ from undrift.loop.streaming import Stream
 
 @contextmanager
 def files_of(
-    session: Session, answers: Path, state: Path | None, out: Path | None, force: bool
+    session: Session, answers: Path, state: Path | None, out: Path | None, force: bool, page: Path | None = None
 ) -> Iterator["StreamFiles"]:
     """Give the files of a stream for a `with` block, locked against other processes."""
     with alone(state):  # before reading the state, which another process may be writing
-        files = StreamFiles(session, answers, state, out, force)
+        files = StreamFiles(session, answers, state, out, force, page)
         try:
             yield files
         finally:
@@ -43,7 +43,15 @@ class StreamFiles:
         log: the answers.
     """
 
-    def __init__(self, session: Session, answers: Path, state: Path | None, out: Path | None, force: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        answers: Path,
+        state: Path | None,
+        out: Path | None,
+        force: bool,
+        page: Path | None = None,
+    ) -> None:
         self.session, self.state, self.force = session, state, force
         self.log = AnswerLog(answers, state)
         self._out = None if out is None else os.path.realpath(out)
@@ -58,9 +66,9 @@ class StreamFiles:
         ours = isinstance(self._found, Saved) and self._found.out == self._out
         if self._found is None:
             begun = self.log.without_answers  # killed before its first state
-            self.new, self.going_on = ((out, state), (answers,)) if begun else ((out, answers, state), ())
+            self.new, self.going_on = ((out, state), (answers, page)) if begun else ((out, answers, state, page), ())
         else:
-            self.new, self.going_on = ((), (state, answers, out)) if ours else ((out,), (state, answers))
+            self.new, self.going_on = ((), (state, answers, out, page)) if ours else ((out,), (state, answers, page))
 
     def find(self, identity: Mapping[str, Any], images: Domain) -> Saved | None:
         """Return this stream's state, or None to start; raise if that would delete another stream's files."""

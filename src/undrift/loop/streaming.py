@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class Stream(Iterator[Prediction]):
         self._watched = watched
         self.switching = switching
         self.recording: Recording | None = None
+        self._names: Callable[[], Sequence[str]] | None = None
 
     @property
     def report(self) -> StreamReport:
@@ -206,12 +207,16 @@ class Stream(Iterator[Prediction]):
                 save(model, path, name=name)
         return name
 
-    def record(self) -> Recording:
+    def record(self, names: Callable[[], Sequence[str]] | None = None) -> Recording:
         """Keep from now on what `page` shows: a curve, confidences, a few images; at most 1 MB, however long it runs.
 
         The source network is asked about the first batches and every eighth after them, to compare with. Answers and
         steps are the same bit for bit. On a GPU each batch waits for its answers.
+
+        Args:
+            names: gives the names of the images of the batch at hand, such as their files.
         """
+        self._names = names
         if self.recording is None:
             self.recording = Recording(self.model.preprocess, self.model.classes)
         return self.recording
@@ -228,7 +233,7 @@ class Stream(Iterator[Prediction]):
         return write(path, page)
 
     def _record(self, recording: Recording, images: Tensor, prediction: Prediction) -> None:
-        recording.add(images, prediction)
+        recording.add(images, prediction, names=None if self._names is None else self._names())
         if self.report.batches <= FIRST_COMPARED or self.report.batches % COMPARED_EVERY == 0:
             recording.compare(source_answer(self.model, images), prediction)
 

@@ -274,10 +274,10 @@ def _picture(image: ShownImage, names: Sequence[str] | None) -> str:
         right = image.truth == image.label
         what = "✓ right" if right else f"✗ is {text(_class_name(names, image.truth))}"
         verdict = f"<br><span class={'right' if right else 'wrong'}>{what}</span>"
-    where = text(image.name)
+    where, short = text(image.name), text(image.name.replace("\\", "/").rpartition("/")[2])
     return (
         f'<figure title="{where}"><img{small} alt="{text(said) or "image"}" src="{data_uri(image.pixels)}">'
-        f"{name}<span>{percent(image.confidence, 0)} sure</span>{verdict}</figure>"
+        f"{name}<span>{percent(image.confidence, 0)} sure</span>{verdict}<small><bdi>{short}</bdi></small></figure>"
     )
 
 

@@ -4,7 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal
 
@@ -71,7 +71,7 @@ def render(
     style = files("undrift.judge.page").joinpath("page.css").read_text(encoding="utf-8")
     # Nothing may be loaded or run, even if a name were to slip through as markup.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    body = "".join(_card(card) for card in _even(shown))
+    body = "".join(_card(card, second) for card, second in _in_rows(shown))
     below = [folded(title, f"<pre>{text(more)}</pre>") for title, more in details if more]
     below += [folded("Every option", table(flat(options or {}))), folded("Versions", table(versions()))]
     return (
@@ -122,18 +122,18 @@ def _facts(facts: Sequence[tuple[str, str]]) -> str:
     return f"<dl class=facts>{inner}</dl>" if inner else ""
 
 
-def _even(cards: Sequence[Card]) -> list[Card]:
-    """Return the cards so that no row of two has a gap: a lone narrow card becomes wide."""
-    out: list[Card] = []
-    open_row = False
-    for at, card in enumerate(cards):
-        following = cards[at + 1] if at + 1 < len(cards) else None
-        alone = not card.wide and not open_row and (following is None or following.wide)
-        open_row = not card.wide and not alone and not open_row
-        out.append(Card(card.title, card.body, card.note, True) if alone else card)
+def _in_rows(cards: Sequence[Card]) -> list[tuple[Card, bool]]:
+    """Return the cards in rows of two without a gap, as a lone narrow card becomes wide; and which are second."""
+    out: list[tuple[Card, bool]] = []
+    second = False
+    for card, following in zip(cards, [*cards[1:], None], strict=True):
+        alone = not card.wide and not second and (following is None or following.wide)
+        out.append((replace(card, wide=card.wide or alone), second and not card.wide))
+        second = not card.wide and not alone and not second
     return out
 
 
-def _card(card: Card) -> str:
+def _card(card: Card, second: bool) -> str:
     note = f"<p class=note>{text(card.note)}</p>" if card.note else ""
-    return f"<section class='card{' wide' * card.wide}'><h2>{text(card.title)}</h2>{note}{card.body}</section>"
+    kind = "card" + " wide" * card.wide + " second" * second
+    return f"<section class='{kind}'><h2>{text(card.title)}</h2>{note}{card.body}</section>"
