@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -126,7 +127,7 @@ def _in_rows(cards: Sequence[Card]) -> list[tuple[Card, bool]]:
     """Return the cards in rows of two without a gap, as a lone narrow card becomes wide; and which are second."""
     out: list[tuple[Card, bool]] = []
     second = False
-    for card, following in zip(cards, [*cards[1:], None], strict=True):
+    for card, following in zip_longest(cards, cards[1:]):
         alone = not card.wide and not second and (following is None or following.wide)
         out.append((replace(card, wide=card.wide or alone), second and not card.wide))
         second = not card.wide and not alone and not second
