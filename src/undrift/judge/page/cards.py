@@ -37,7 +37,7 @@ def over_time(seen: Recording | None, marks: Sequence[Mark], switches: Sequence[
     if len(points) < FEW and not marks and len(switches) < 2:
         return None
     total = sum(p.images for p in points) or max([mark.at for mark in marks] + [at for at, _ in switches], default=1)
-    x = charts.numbers(0, total, "images", most=5)
+    x = charts.counts(0, total, "images")
     happened = sorted([*marks, *_arrivals(switches)], key=_at)
     values = [(_middle(points, i), _value(p, labelled)) for i, p in enumerate(points)]
     asked = [] if labelled else [(_middle(points, i), p.source_sure / p.asked) for i, p in enumerate(points) if p.asked]
@@ -73,7 +73,7 @@ def training(rows: "Sequence[HistoryRow]", epochs: "Sequence[HistoryRow]", kept:
     """Return entropy and class balance over the steps of an adaptation."""
     if len(rows) < FEW:
         return None
-    x = charts.numbers(rows[0].step, rows[-1].step, "step", most=5)
+    x = charts.counts(rows[0].step, rows[-1].step, "step")
     low, high = charts.spread([r.entropy for r in rows], zero=True)
     y = charts.numbers(max(0.0, low), high, "entropy of the answers, in nats")
     marks = charts.line([(r.step, r.entropy) for r in rows], x, y, "adapted thin")
@@ -88,7 +88,7 @@ def training(rows: "Sequence[HistoryRow]", epochs: "Sequence[HistoryRow]", kept:
     else:
         title = f"One epoch, entropy {first:.2f} on average"
     left = charts.chart(marks, x, y, f"entropy over {len(rows):,} steps")
-    note = "Low entropy is confidence. It is good news only while the answers stay diverse: see the classes."
+    note = "Low entropy is confidence. It is good news only while the answers stay diverse."
     keys = [("adapted", "mean of an epoch")] if means else []
     return Card(title, left + (charts.legend(keys) if keys else ""), note)
 

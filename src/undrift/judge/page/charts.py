@@ -50,6 +50,12 @@ def numbers(low: float, high: float, title: str = "", most: int = 4) -> Axis:
     return Axis(low, high, tuple((tick, number(tick)) for tick in round_ticks(low, high, most)), title)
 
 
+def counts(low: float, high: float, title: str) -> Axis:
+    """Return an axis of whole numbers with round ticks."""
+    ticks = [tick for tick in round_ticks(low, high, 5) if float(tick).is_integer()]
+    return Axis(low, high, tuple((tick, number(tick)) for tick in ticks), title)
+
+
 def round_ticks(low: float, high: float, most: int = 4) -> list[float]:
     """Return round numbers in a range, about `most` of them.
 
