@@ -1,8 +1,8 @@
 """Serve a network that adapts: answers in batches, with their uncertainty, while a thread of its own learns.
 
-    pip install "undrift[serve,images]"
-    UNDRIFT_STATE=state uvicorn --factory serve:demo --app-dir examples --port 8000
-    curl --data-binary @photo.jpg http://127.0.0.1:8000/predict
+pip install "undrift[serve,images]"
+UNDRIFT_STATE=state uvicorn --factory serve:demo --app-dir examples --port 8000
+curl --data-binary @photo.jpg http://127.0.0.1:8000/predict
 """
 
 import asyncio
@@ -37,12 +37,14 @@ class Service:
         self.answering: tuple[torch.nn.Module, str] = copy.deepcopy(net), "source"
         self.seen: deque[torch.Tensor] = deque(maxlen=4 * BATCH)  # the latest; older ones are answered, not learned
         self.waiting: asyncio.Queue[tuple[torch.Tensor, asyncio.Future[dict[str, Any]]]] = asyncio.Queue(16 * BATCH)
+        self.learning = threading.Thread()
         self.stream = undrift.stream(copy.deepcopy(net), self.batches(), guard=True, packs=())
         if self.state.exists():
             self.stream.load_state_dict(torch.load(self.state, weights_only=True))
             self.swap()
 
     def batches(self) -> Iterator[torch.Tensor]:
+        """Yield what the stream learns from: the latest images."""
         while True:
             yield torch.stack([self.seen.popleft() for _ in range(BATCH)])
 
@@ -55,6 +57,7 @@ class Service:
         self.answering = undrift.load(copy.deepcopy(self.net), self.pack), self.stream.domain or "source"
 
     def learn(self, stop: threading.Event) -> None:
+        """Take a step whenever a batch is there, for a share of the time."""
         while not stop.wait(0.01):
             if len(self.seen) >= BATCH:
                 begun = time.monotonic()
@@ -63,6 +66,7 @@ class Service:
                 stop.wait((time.monotonic() - begun) * (1 / SHARE - 1))
 
     async def answer(self) -> None:
+        """Answer what waits, in batches."""
         while True:
             asked = [await self.waiting.get()]
             while len(asked) < BATCH and not self.waiting.empty():
@@ -70,7 +74,9 @@ class Service:
             images, (model, pack) = torch.stack([image for image, _ in asked]), self.answering
             try:
                 found = await asyncio.to_thread(undrift.predict, model, images)
-                rows = list(zip(found.label.tolist(), found.probs.amax(1).tolist(), found.mutual_info.tolist(), strict=True))
+                rows = list(
+                    zip(found.label.tolist(), found.probs.amax(1).tolist(), found.mutual_info.tolist(), strict=True)
+                )
             except Exception as error:  # one batch's trouble is its own; the service goes on
                 for _, reply in asked:
                     reply.cancelled() or reply.set_exception(error)
@@ -88,11 +94,11 @@ def service(net: torch.nn.Module, preprocess: Preprocess, folder: Path) -> FastA
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
         stop, answering = threading.Event(), asyncio.create_task(serving.answer())
-        learning = threading.Thread(target=serving.learn, args=(stop,))
-        learning.start()
+        serving.learning = threading.Thread(target=serving.learn, args=(stop,))
+        serving.learning.start()
         yield  # until SIGTERM, and until every request that was taken has its answer
         stop.set()
-        await asyncio.to_thread(learning.join)
+        await asyncio.to_thread(serving.learning.join)
         answering.cancel()
 
     app = FastAPI(lifespan=running)
@@ -109,7 +115,11 @@ def service(net: torch.nn.Module, preprocess: Preprocess, folder: Path) -> FastA
 
     @app.get("/health")
     def health() -> dict[str, Any]:
-        return {"report": str(serving.stream.report), "pack": serving.answering[1], "waiting": serving.waiting.qsize()}
+        return {
+            "report": str(serving.stream.report),
+            "pack": serving.answering[1],
+            "learns": serving.learning.is_alive(),
+        }
 
     return app
 
