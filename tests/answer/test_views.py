@@ -125,7 +125,7 @@ def test_a_prediction_is_the_mean_over_views() -> None:
 
 def test_views_are_refused_where_they_make_no_sense() -> None:
     model, images = undrift.perturb(tilted()), torch.rand(5, 3, 8, 8)
-    with pytest.raises(undrift.OptionError, match=r"views=\('mirror',\) with mode=\"fast\""):
+    with pytest.raises(undrift.OptionError, match=r"views='mirror' with mode=\"fast\""):
         undrift.predict(model, images, views="mirror", mode="fast")
     with pytest.raises(undrift.OptionError, match=r"answer_views='turn' is not one of mirror, shift, or auto alone"):
         undrift.Options(answer_views="turn")

@@ -45,7 +45,7 @@ def test_every_method_over_epochs_runs_from_a_plain_network_and_gives_it_back(na
     history = undrift.adapt(net, images(16), method=name, epochs=2, batch_size=8, **NEEDED.get(name, {}))
     assert history.model is not None
     moved = len(same(before, net.state_dict())) < len(before)
-    assert moved == (name not in ("source", "norm-stats"))
+    assert moved == (name != "source")  # batch statistics leave those of the whole domain, for single images later
     assert torch.isfinite(undrift.predict(history.model, images(8)).probs).all()
     assert history.model.remove() is net
     assert len(same(before, net.state_dict())) == len(before)

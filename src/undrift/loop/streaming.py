@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from undrift._errors import PerturbationMismatch
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
+from undrift.judge.accuracy import Helping
 from undrift.judge.page.asking import source_answer
 from undrift.judge.page.document import write
 from undrift.judge.page.pages import of_stream
@@ -20,6 +21,7 @@ from undrift.judge.page.recording import Recording
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
+from undrift.loop.health import Health
 from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
 from undrift.loop.spread import spread_of
@@ -65,6 +67,7 @@ class Stream(Iterator[Prediction]):
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
         self.gather = gather
         self._learning = Learning(online, answer, gather)
+        self._health = Health()
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
         self._answered: Prediction | None = None
         self._single = 0  # batches of one image in a row
@@ -79,6 +82,17 @@ class Stream(Iterator[Prediction]):
     def report(self) -> StreamReport:
         """What was seen, skipped and reset so far."""
         return self.online.report
+
+    @property
+    def health(self) -> Helping | None:
+        """Whether the answers given are right more often than the source network's would be; None before any.
+
+        Estimated without labels from a sample of at most 256 images, most of them among the latest thousand. Reading
+        this costs up to eight forward passes of the sample; the stream itself makes none for it.
+        """
+        names = self.online.views.names if self.online.views.decided else None
+        with turn(self.model), torch.inference_mode(False), self.answering() as model:
+            return self._health.of(model, names or None)
 
     @property
     def latest(self) -> dict[str, float]:
@@ -228,8 +242,7 @@ class Stream(Iterator[Prediction]):
         """
         switches = () if self.switching is None else self.switching.switches
         with turn(self.model):
-            health = getattr(self, "health", None)  # an estimate of accuracies, where the stream makes one
-            page = of_stream(self.report, self.model, self.recording, switches, health)
+            page = of_stream(self.report, self.model, self.recording, switches, self.health)
         return write(path, page)
 
     def _record(self, recording: Recording, images: Tensor, prediction: Prediction) -> None:
@@ -261,6 +274,7 @@ class Stream(Iterator[Prediction]):
             with evaluating(self.model):
                 prediction = self._learning(kept, sound)
             self._numbers, self._answered = self.online.latest, prediction
+            self._health.add(kept, prediction.probs if sound is None else prediction.probs[sound])
         if sound is not None:
             skipped = (~sound).nonzero()[:, 0].tolist()
             self.report.skipped += len(skipped)

@@ -73,6 +73,7 @@ def save(
     check_path(path)
     check(path)
     compressor(mean)
+    model.settle()  # a plain pass that Ctrl-C stopped has not
     exact = plain_tensors(model)  # first, as it says where a state diverged
     texts, facts = header(model, source), facts_of(model, name)
     router = {key: finite(ROUTER + key, tensor) for key, tensor in model.router.items()}

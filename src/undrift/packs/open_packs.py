@@ -40,7 +40,8 @@ def packs(net: nn.Module, *files: Place, preprocess: "Preprocess | None" = None,
         limit: standard deviations beyond which a pack does not know an image.
 
     Examples:
-        >>> import tempfile, undrift
+        >>> import tempfile, torch, undrift
+        >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 5))
         >>> dark = torch.rand(64, 3, 8, 8) / 10
         >>> with tempfile.TemporaryDirectory() as folder:

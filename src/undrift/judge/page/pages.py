@@ -17,6 +17,7 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.table import totals
 
 if TYPE_CHECKING:
+    from undrift.judge.accuracy import Helping
     from undrift.judge.history import History
     from undrift.judge.report import Report, Result
 
@@ -54,13 +55,16 @@ def of_history(history: "History", seen: Recording | None = None, tallies: tuple
         None if model is None else cards.sigma(sigmas(model)),
         *cards.pictures(seen, names),
     ]
-    helping = getattr(verdict, "helping", None)
+    helping = None if verdict is None else verdict.helping
     errors = None if tallies is None else (tallies[0].scores().error, tallies[1].scores().error)
     headline = _headline(errors, helping, seen)
     if verdict is not None and verdict.collapsed:
         headline = _collapsed(headline)
     elif verdict is not None and errors is None and helping is None:
         headline = _by_verdict(headline, str(verdict))
+    elif verdict is not None and errors is None and not str(verdict).startswith("no sign of collapse"):
+        judgement = str(verdict).partition(": ")[0]
+        headline = _with_lead(headline, f"{judgement[:1].upper()}{judgement[1:]}.")
     lead = " ".join(what for found, what in trouble if found)
     said = [("The label-free verdict", "" if verdict is None else f"{verdict}"), ("The run in numbers", str(history))]
     options = None if model is None else model.options.as_dict()
@@ -72,7 +76,7 @@ def of_stream(
     model: Perturbed,
     seen: Recording | None = None,
     switches: Sequence[tuple[int, str]] = (),
-    helping: Any = None,
+    helping: "Helping | None" = None,
 ) -> str:
     """Return the page of a stream.
 
@@ -99,9 +103,9 @@ def of_stream(
         *cards.pictures(seen, names),
     ]
     headline = _headline(None, helping, seen)
+    acted = len([mark for mark in marks if mark.kind == "note"])
     if helping is None:
         went = f"{report.images:,} images answered" if report.images else "No image has come yet"
-        acted = len([mark for mark in marks if mark.kind == "note"])
         if acted:
             what = f"the guard acted {cards.times(acted)}"
             headline = _replaced(headline, tone="warn", pill="protected itself", sentence=f"{went}; {what}.")
@@ -112,6 +116,7 @@ def of_stream(
     if math.isfinite(error):
         headline = _replaced(headline, before="", after=percent(error), what=ERROR)
     trouble = [
+        (acted and helping is not None, f"The guard acted {cards.times(acted)}."),
         (report.skipped, f"{report.skipped:,} images with NaN or infinity were skipped."),
         (report.missed, f"{report.missed:,} batches were answered without a step."),
     ]
@@ -196,7 +201,7 @@ def _images_at(batch: int, ends: Sequence[tuple[int, int]]) -> float:
     return float(ends[-1][1])
 
 
-def _headline(errors: tuple[float, float] | None, helping: Any, seen: Recording | None) -> Headline:
+def _headline(errors: tuple[float, float] | None, helping: "Helping | None", seen: Recording | None) -> Headline:
     """Return the headline by what is known: labels, else an estimate, else confidence alone."""
     if errors is not None:
         gain = 100 * (errors[0] - errors[1])
@@ -218,7 +223,7 @@ def _headline(errors: tuple[float, float] | None, helping: Any, seen: Recording 
             judgement, ("plain", "unclear", f"Nobody can tell whether adaptation helped ({points}).")
         )
         what = f"{ESTIMATED}: give or take {100 * helping.adapted.error:.0f} points, on {helping.images:,} images."
-        doubts = "; ".join(getattr(helping, "doubts", ()))
+        doubts = "; ".join(helping.doubts)
         lead = f"Mind that {doubts}." if doubts else ""
         before, after = percent(helping.source.value, 0), percent(helping.adapted.value, 0)
         return Headline(tone, pill, sentence, before, after, what, lead)
