@@ -1,4 +1,4 @@
-"""Claim: `examples/serve.py` answers every request exactly once, also across a restart, while it adapts.
+"""Claim: `examples/serve.py` loses no request, also across a restart, while it adapts.
 
 Clients on the same machine send images over kept connections, each the next one as soon as the last is answered. Half
 way the server gets SIGTERM and is started again on the same socket, which keeps new connections waiting meanwhile. A
@@ -6,9 +6,9 @@ connection that was closed under a request is opened again and the request sent 
 lost if it then gets no answer. A control answers without learning; another serves the same network by LitServe, without
 learning: what a server of its own for networks would gain.
 
-Command:   python benchmarks/serving.py [--seconds 20] [--clients 16] [--seed 0]
+Command:   python benchmarks/serving.py [--seconds 20] [--clients 16] [--rounds 2] [--seed 0]
 Needs:     pip install "undrift[serve,images]", and litserve for its row.
-Hardware:  one CPU core for the server and its clients together, shared with other work: figures are for this machine.
+Hardware:  two CPU cores for server and clients together, shared with other work: compare rows, not machines.
 Output:    serving.json under --results; prints a table.
 """
 
@@ -151,6 +151,13 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
     return int(head.split()[1]), await reader.readexactly(length)
 
 
+def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of all rounds as one row: sums of counts, medians of the rest."""
+    sums = {name: sum(found[name] for found in rounds) for name in ("requests", "lost", "sent again")}
+    speeds = ("per second", "p50 ms", "p99 ms", "longest ms")
+    return sums | {name: statistics.median(found[name] for found in rounds) for name in speeds}
+
+
 def start(listening: socket.socket, folder: Path, learns: bool) -> "subprocess.Popen[bytes]":
     """Start the example on a socket that is open already."""
     code = "" if learns else "import serve; serve.SHARE = 1e-9; serve.Service.learn = lambda self, stop: stop.wait()\n"
@@ -254,30 +261,41 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--without-litserve", action="store_true")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     how = given.seconds, given.clients, given.seed
-    rows: dict[str, Any] = {}
+    rounds: dict[str, list[dict[str, Any]]] = {}
     with TemporaryDirectory() as name:
         folder = Path(name)
-        for row, learns in (("answers only", False), ("answers and learns", True)):
+        for number in range(given.rounds):  # in turns, as the machine is shared
+            for row, learns in (("answers only", False), ("answers and learns", True)):
+                with listening_socket() as listening:
+                    server = start(listening, folder / f"{row} {number}", learns)
+                    try:
+                        found = asyncio.run(measured(listening.getsockname()[1], *how))
+                    finally:
+                        server.send_signal(signal.SIGTERM)
+                        server.wait(READY)
+                rounds.setdefault(row, []).append(found)
             with listening_socket() as listening:
-                server = start(listening, folder / row.replace(" ", "-"), learns)
-                try:
-                    rows[row] = asyncio.run(measured(listening.getsockname()[1], *how))
-                finally:
-                    server.send_signal(signal.SIGTERM)
-                    server.wait(READY)
-        with listening_socket() as listening:
-            rows["learns, restarted half way"] = asyncio.run(across_a_restart(listening, folder / "restart", *how))
-        if not given.without_litserve and (found := litserve_row(folder, *how)) is not None:
-            rows["LitServe, answers only"] = found
+                found = asyncio.run(across_a_restart(listening, folder / f"restart {number}", *how))
+            rounds.setdefault("learns, restarted on the way", []).append(found)
+            if (other := litserve_row(folder, *how)) is not None:
+                rounds.setdefault("LitServe, answers only", []).append(other)
+    rows = {row: together(found) for row, found in rounds.items()}
     packages = {package: version(package) for package in ("fastapi", "uvicorn")}
     if "LitServe, answers only" in rows:
         packages["litserve"] = version("litserve")
     about = machine(torch.device("cpu")) | {"cores": os.cpu_count(), "threads": torch.get_num_threads(), **packages}
-    record = {**about, "seconds": given.seconds, "clients": given.clients, "seed": given.seed, "rows": rows}
+    record = {
+        **about,
+        "seconds": given.seconds,
+        "clients": given.clients,
+        "seed": given.seed,
+        "rows": rows,
+        "rounds": rounds,
+    }
     write_text(given.results / "serving.json", json.dumps(record, indent=1) + "\n")
     print("| server | requests/s | p50 ms | p99 ms | lost | sent again |\n|---|---:|---:|---:|---:|---:|")
     for row, f in rows.items():
