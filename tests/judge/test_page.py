@@ -176,11 +176,13 @@ def test_what_later_versions_know_is_shown_where_it_is_there(tmp_path: Path, mon
     monkeypatch.setattr(undrift.Stream, "health", helping, raising=False)
     stream = undrift.stream(convnet(), [images(6)], method="tent")
     next(stream)
-    vars(stream.report)["events"] = (Known(images=3, kind="blend", why="too sure"),)
+    kinds = ("domain changed", "went back", "gather on")
+    vars(stream.report)["events"] = tuple(Known(images=2, kind=kind, why=f"why {kind}") for kind in kinds)
     stream.page(tmp_path / "a.html")
     found = checked(tmp_path / "a.html").text
-    for words in ("70 %", "50 %", "+20 ± 4 points", "Mind that few images", "blend: too sure"):
+    for words in ("70 %", "50 %", "+20 ± 4 points", "Mind that few images", "went back: why went back"):
         assert words in found
+    assert "The domain changed once; the guard acted once; the stream adjusted itself once" in found
 
 
 def test_a_recording_stays_small_and_keeps_every_image() -> None:

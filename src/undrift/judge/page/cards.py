@@ -1,6 +1,7 @@
 """The cards of a page: each shows one thing, and is None where there is nothing to show."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -49,12 +50,9 @@ def over_time(seen: Recording | None, marks: Sequence[Mark], switches: Sequence[
         wrong = sum(p.wrong for p in points) / sum(p.labelled for p in points)
         title = f"Error over time, {percent(wrong)} on average"
     elif happened:
-        changes = sum(mark.kind == "domain" for mark in happened)
-        acted = len(happened) - changes
-        parts = [f"the domain changed {times(changes)}"] * bool(changes) + [f"the guard acted {times(acted)}"] * bool(
-            acted
-        )
-        title = "; ".join(parts)
+        count = Counter(mark.kind for mark in happened)
+        told = (("domain", "the domain changed"), ("acted", "the guard acted"), ("note", "the stream adjusted itself"))
+        title = "; ".join(f"{what} {times(count[kind])}" for kind, what in told if count[kind])
         title = title[0].upper() + title[1:]
     else:
         title = "Confidence over time: one domain, and nothing to repair"
@@ -62,7 +60,7 @@ def over_time(seen: Recording | None, marks: Sequence[Mark], switches: Sequence[
     body = charts.chart(lines + curve, x, y, about, over=flags, height=15)
     body += _strip(switches, total) + _happened(happened)
     keys = [("source", "source network")] * bool(asked) + [("adapted", "adapted")]
-    keys += [("marks", "something happened")] * any(mark.kind != "domain" for mark in happened)
+    keys += [("marks", "the guard acted")] * any(mark.kind == "acted" for mark in happened)
     note = (
         "" if labelled else "Without labels the error is unknown. Falling confidence means that images fit less well."
     )

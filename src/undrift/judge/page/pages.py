@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 ERROR = "Share of wrong answers, counted with labels."
 ESTIMATED = "Share of right answers, estimated without labels"
+_KINDS = {"domain changed": "domain", "went back": "acted", "source answers": "acted"}
+"""What the page takes events of a stream for; all others are notes."""
+
 SURENESS = "Mean confidence of the answers. It is not accuracy: without labels nobody knows how many are right."
 
 
@@ -93,7 +96,7 @@ def of_stream(
         ("domains met", number(len({name for _, name in switches})) if switches else ""),
         *_network(model),
     ]
-    marks = marks_of(report, seen)
+    marks = marks_of(report, seen, known=bool(switches))
     shown = [
         cards.over_time(seen, marks, switches),
         None if seen is None else _confidence(seen.source, seen.same if seen.source.images else seen.adapted),
@@ -103,7 +106,7 @@ def of_stream(
         *cards.pictures(seen, names),
     ]
     headline = _headline(None, helping, seen)
-    acted = len([mark for mark in marks if mark.kind == "note"])
+    acted = len([mark for mark in marks if mark.kind == "acted"])
     if helping is None:
         went = f"{report.images:,} images answered" if report.images else "No image has come yet"
         if acted:
@@ -182,15 +185,20 @@ def of_report(report: "Report", seen: Recording | None = None, source: "Report |
     return render(f"{report.setting} evaluation", _with_lead(headline, lead), facts, shown, said, dict(report.about))
 
 
-def marks_of(report: Any, seen: Recording | None) -> list[Mark]:
-    """Return what happened in a stream, by images: its guard's events, and resets that no event tells."""
-    events = [
-        Mark(float(e.images), f"{e.kind}: {e.why}" if e.why else str(e.kind)) for e in getattr(report, "events", ())
+def marks_of(report: Any, seen: Recording | None, known: bool = False) -> list[Mark]:
+    """Return what happened in a stream, by images: what it noticed and did by itself, and resets that were not told.
+
+    Args:
+        known: whether changes of domain are shown already, as a stream with packs names them.
+    """
+    events = getattr(report, "events", ())
+    marks = [
+        Mark(float(e.images), f"{e.kind}: {e.why}" if e.why else e.kind, _KINDS.get(e.kind, "note")) for e in events
     ]
-    if events:
-        return events
+    marks = [mark for mark in marks if not (known and mark.kind == "domain")]
     ends = [(0, 0), *(cards.images_until(seen.curve) if seen is not None else [(report.batches, report.images)])]
-    return [Mark(_images_at(batch, ends), f"back to the start: {why}") for batch, why in report.resets_at]
+    untold = [(batch, why) for batch, why in report.resets_at if not any(why in e.why for e in events)]
+    return marks + [Mark(_images_at(batch, ends), f"back to the start: {why}", "acted") for batch, why in untold]
 
 
 def _images_at(batch: int, ends: Sequence[tuple[int, int]]) -> float:
