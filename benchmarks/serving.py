@@ -278,6 +278,7 @@ def main() -> None:
                         server.send_signal(signal.SIGTERM)
                         server.wait(READY)
                 rounds.setdefault(row, []).append(found)
+                print(f"{row}: {found['per second']:.0f} requests/s", file=sys.stderr)
             with listening_socket() as listening:
                 found = asyncio.run(across_a_restart(listening, folder / f"restart {number}", *how))
             rounds.setdefault("learns, restarted on the way", []).append(found)

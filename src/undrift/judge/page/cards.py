@@ -292,13 +292,11 @@ def _happened(marks: Sequence[Mark], most: int = 9) -> str:
 
 def _arrivals(switches: Sequence[tuple[int, str]]) -> list[Mark]:
     """Return where a stream went to another domain after its first."""
-    met: set[str] = set()
-    out = []
-    for at, name in switches:
-        if at:
-            out.append(Mark(at, f"back in {name}" if name in met else f"another domain: {name}", "domain"))
-        met.add(name)
-    return out
+    names = [name for _, name in switches]
+    return [
+        Mark(at, f"back in {name}" if name in names[:number] else f"another domain: {name}", "domain")
+        for number, (at, name) in enumerate(switches[1:], 1)
+    ]
 
 
 def times(count: int) -> str:
@@ -310,6 +308,8 @@ def _strip(switches: Sequence[tuple[int, str]], total: float) -> str:
     """Return which domain the network was in, as a strip below the curve; the last stretches where there are many."""
     if not switches or total <= 0:
         return ""
+    if switches[0][0]:  # until the first domain was told apart
+        switches = [(0, "…"), *switches]
     ends = [at for at, _ in switches[1:]] + [total]
     parts = [(name, max(0.0, end - at)) for (at, name), end in zip(switches, ends, strict=True)]
     if len(parts) > 40:

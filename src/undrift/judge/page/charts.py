@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from undrift.judge.page.markup import number, percent, text
 
 Points = Sequence[tuple[float, float]]
+CLOSE = 0.03
+"""Part of a chart's width within which the second of two flags stands above the first."""
+
 SIZE = 1000
 """Width and height of a chart in its own units."""
 
@@ -177,10 +180,13 @@ def marked(marks: Sequence[Mark], x: Axis, most: int = 9) -> tuple[str, str]:
         f'<path class="mark {mark.kind}" d="M{_x(x, mark.at)} 0V{SIZE}"><title>{text(mark.what)}</title></path>'
         for mark in here
     )
-    flags = "".join(
-        f'<span class="flag {mark.kind}" style="left:{100 * x.at(mark.at):.2f}%" title="{text(mark.what)}">{i}</span>'
-        for i, mark in enumerate(here[-most:], 1)
-    )
+    flags, before, high = "", -1.0, False
+    for i, mark in enumerate(here[-most:], 1):
+        place = x.at(mark.at)
+        high = place - before < CLOSE and not high
+        style = f"left:{100 * place:.2f}%" + ";top:-1.8rem" * high
+        flags += f'<span class="flag {mark.kind}" style="{style}" title="{text(mark.what)}">{i}</span>'
+        before = place
     return lines, flags
 
 

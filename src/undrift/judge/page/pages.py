@@ -228,7 +228,7 @@ def _headline(errors: tuple[float, float] | None, helping: "Helping | None", see
             "hurt": ("bad", "probably hurt", f"Adaptation hurt, by our estimate ({points})."),
         }
         tone, pill, sentence = tones.get(
-            judgement, ("plain", "unclear", f"Nobody can tell whether adaptation helped ({points}).")
+            judgement, ("plain", "unclear", f"It is unclear whether adaptation helped ({points}).")
         )
         what = f"{ESTIMATED}: give or take {100 * helping.adapted.error:.0f} points, on {helping.images:,} images."
         doubts = "; ".join(helping.doubts)
