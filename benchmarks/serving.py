@@ -15,6 +15,7 @@ Output:    serving.json under --results; prints a table.
 import argparse
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import os
@@ -36,6 +37,7 @@ from PIL import Image
 
 from undrift.system.atomic import write_text
 from undrift_bench.bench.harness.measure import machine
+from undrift_bench.bench.harness.table import markdown
 
 ROOT = Path(__file__).parents[1]
 READY = 60.0  # seconds that a server may take to start
@@ -154,8 +156,25 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
 def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures of all rounds as one row: sums of counts, medians of the rest."""
     sums = {name: sum(found[name] for found in rounds) for name in ("requests", "lost", "sent again")}
-    speeds = ("per second", "p50 ms", "p99 ms", "longest ms")
+    speeds: tuple[str, ...] = ("per second", "p50 ms", "p99 ms", "longest ms")
+    speeds += ("CPU ms",) if "CPU ms" in rounds[0] else ()
     return sums | {name: statistics.median(found[name] for found in rounds) for name in speeds}
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the table of docs/how-to/serve.md."""
+    lines = []
+    for row, found in record["rows"].items():
+        speeds = [f"{found['per second']:.0f}", *(f"{found[name]:.0f}" for name in ("p50 ms", "p99 ms", "longest ms"))]
+        used = f"{found['CPU ms']:.1f}" if "CPU ms" in found else "–"
+        lines.append([row, *speeds, used, found["lost"], found["sent again"]])
+    header = ["", "requests/s", "p50 ms", "p99 ms", "longest ms", "CPU ms per request", "lost", "sent again"]
+    rounds = len(record["rounds"]["answers only"])
+    how = (
+        f"{record['clients']} clients, {record['seconds']:.0f} s each; rounds: {rounds}; seed {record['seed']}. "
+        f"{record['hardware']}, {record['cores']} cores shared with other work, {record['date']}."
+    )
+    return f"{how}\n\n{markdown(header, lines)}"
 
 
 def start(listening: socket.socket, folder: Path, learns: bool) -> "subprocess.Popen[bytes]":
@@ -165,19 +184,32 @@ def start(listening: socket.socket, folder: Path, learns: bool) -> "subprocess.P
     words = [sys.executable, "-c", code, str(listening.fileno())]
     path = os.pathsep.join([str(ROOT / "examples"), str(ROOT / "src")])
     env = {**os.environ, "UNDRIFT_STATE": str(folder), "PYTHONPATH": path}
-    return subprocess.Popen(words, env=env, pass_fds=[listening.fileno()])
+    return subprocess.Popen(words, env=env, pass_fds=[listening.fileno()], start_new_session=True)
 
 
-async def measured(port: int, seconds: float, clients: int, seed: int, as_json: bool = False) -> dict[str, Any]:
+async def measured(
+    server: "subprocess.Popen[bytes]", port: int, seconds: float, clients: int, seed: int, as_json: bool = False
+) -> dict[str, Any]:
     """Return the figures of a server that is there."""
     bodies = pictures(256, seed)
     if as_json:  # LitServe's requests
         bodies = [json.dumps({"image": base64.b64encode(body).decode()}).encode() for body in bodies]
     await Clients(port, bodies).run(2, 3)  # until it is warm
     load = Clients(port, bodies)
-    begun = time.monotonic()
+    begun, before = time.monotonic(), cpu_seconds(server.pid)
     await load.run(clients, seconds)
-    return load.figures(time.monotonic() - begun)
+    used = cpu_seconds(server.pid) - before
+    return {**load.figures(time.monotonic() - begun), "CPU ms": 1000 * used / len(load.latencies)}
+
+
+def cpu_seconds(group: int) -> float:
+    """Return the processor time of a group of processes so far: on a shared machine it says more than the clock."""
+    ticks = 0
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = place.read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == group else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def across_a_restart(
@@ -224,6 +256,8 @@ def listening_socket() -> socket.socket:
     """Return a socket that takes connections, whether or not a server is there to answer them."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # uvicorn takes a socket that it is handed for another kind and does not set this: 40 ms a request, else.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     found.bind(("127.0.0.1", 0))
     found.listen(256)
     return found
@@ -243,7 +277,7 @@ def litserve_row(folder: Path, seconds: float, clients: int, seed: int) -> dict[
         until = time.monotonic() + READY
         while time.monotonic() < until and not answers(port):
             time.sleep(0.5)
-        return asyncio.run(measured(port, seconds, clients, seed, as_json=True))
+        return asyncio.run(measured(server, port, seconds, clients, seed, as_json=True))
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -273,7 +307,7 @@ def main() -> None:
                 with listening_socket() as listening:
                     server = start(listening, folder / f"{row} {number}", learns)
                     try:
-                        found = asyncio.run(measured(listening.getsockname()[1], *how))
+                        found = asyncio.run(measured(server, listening.getsockname()[1], *how))
                     finally:
                         server.send_signal(signal.SIGTERM)
                         server.wait(READY)
@@ -298,10 +332,7 @@ def main() -> None:
         "rounds": rounds,
     }
     write_text(given.results / "serving.json", json.dumps(record, indent=1) + "\n")
-    print("| server | requests/s | p50 ms | p99 ms | lost | sent again |\n|---|---:|---:|---:|---:|---:|")
-    for row, f in rows.items():
-        speed = f"{f['per second']:.0f} | {f['p50 ms']:.1f} | {f['p99 ms']:.1f}"
-        print(f"| {row} | {speed} | {f['lost']} | {f['sent again']} |")
+    print(page(record))
 
 
 if __name__ == "__main__":

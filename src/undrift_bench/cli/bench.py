@@ -80,6 +80,11 @@ def run(
     if name == "list":
         name = None
     _one_thing(name, {"--list": list_only, "--tables": tables_only, "--times": times_only})
+    if report is not None and (name is None or list_only):
+        raise OptionError(
+            f"--report {report} was given and nothing that has a page; needed: a benchmark, and no --list. Write "
+            f"`undrift bench NAME --report {report}`."
+        )
     if name is None:
         width = max(map(len, bench.NAMES))
         for known, (_, line) in bench.NAMES.items():
