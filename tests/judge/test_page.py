@@ -275,3 +275,18 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_names_are_text() -> None:
     assert markup.text(EVIL) == "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;&amp;&quot;\N{REPLACEMENT CHARACTER}?"
     assert base64.b64encode(png(thumbnail(torch.zeros(3, 1, 1)))).startswith(b"iVBOR")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (0.3, 0.2, "Adaptation helped: 10.0 points fewer errors."),
+        (0.2, 0.3, "Adaptation hurt: 10.0 points more errors."),
+        (0.2, 0.21, "1.0 points more errors, which may be chance."),
+        (0.2, 0.2, "Adaptation changed nothing."),
+    ],
+)
+def test_what_may_be_chance_is_called_so(tmp_path: Path, before: float, after: float, says: str) -> None:
+    one, other = (Report("offline", (result("fog", 1 - error),)) for error in (before, after))
+    other.page(tmp_path / "a.html", source=one)
+    assert says in checked(tmp_path / "a.html").text

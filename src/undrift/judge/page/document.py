@@ -114,7 +114,7 @@ def _headline(headline: Headline) -> str:
     big = f"<div class=big>{numbers}</div><p class=note>{text(headline.what)}</p>" if numbers else ""
     lead = f"<p class=lead>{text(headline.lead)}</p>" if headline.lead else ""
     return (
-        f"<span class='pill {headline.tone}'>{text(headline.pill)}</span><h1>{text(headline.sentence)}</h1>{lead}{big}"
+        f"<span class='pill {headline.tone}'>{text(headline.pill)}</span><h1>{_line(headline.sentence)}</h1>{lead}{big}"
     )
 
 
@@ -134,7 +134,12 @@ def _in_rows(cards: Sequence[Card]) -> list[tuple[Card, bool]]:
     return out
 
 
+def _line(title: str) -> str:
+    """Return a title that is not broken before its per cent sign."""
+    return text(title).replace(" %", "\N{NO-BREAK SPACE}%")
+
+
 def _card(card: Card, second: bool) -> str:
     note = f"<p class=note>{text(card.note)}</p>" if card.note else ""
     kind = "card" + " wide" * card.wide + " second" * second
-    return f"<section class='{kind}'><h2>{text(card.title)}</h2>{note}{card.body}</section>"
+    return f"<section class='{kind}'><h2>{_line(card.title)}</h2>{note}{card.body}</section>"

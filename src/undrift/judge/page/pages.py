@@ -60,7 +60,7 @@ def of_history(history: "History", seen: Recording | None = None, tallies: tuple
     ]
     helping = None if verdict is None else verdict.helping
     errors = None if tallies is None else (tallies[0].scores().error, tallies[1].scores().error)
-    headline = _headline(errors, helping, seen)
+    headline = _headline(errors, 0 if tallies is None else tallies[1].scores().count, helping, seen)
     if verdict is not None and verdict.collapsed:
         headline = _collapsed(headline)
     elif verdict is not None and errors is None and helping is None:
@@ -105,7 +105,7 @@ def of_stream(
         cards.sigma(sigmas(model)),
         *cards.pictures(seen, names),
     ]
-    headline = _headline(None, helping, seen)
+    headline = _headline(None, 0, helping, seen)
     acted = len([mark for mark in marks if mark.kind == "acted"])
     if helping is None:
         went = f"{report.images:,} images answered" if report.images else "No image has come yet"
@@ -160,7 +160,7 @@ def of_report(report: "Report", seen: Recording | None = None, source: "Report |
         None if seen is None else cards.packs(seen.packs),
         *cards.pictures(seen, names),
     ]
-    headline = _headline(errors, None, None)
+    headline = _headline(errors, images, None, None)
     if errors is None:
         over = f" on average over {len(rows)} domains" if len(rows) > 1 else f" on {rows[0][0]}"
         sentence = f"{percent(summary['error'])} of the answers are wrong{over}."
@@ -209,17 +209,12 @@ def _images_at(batch: int, ends: Sequence[tuple[int, int]]) -> float:
     return float(ends[-1][1])
 
 
-def _headline(errors: tuple[float, float] | None, helping: "Helping | None", seen: Recording | None) -> Headline:
+def _headline(
+    errors: tuple[float, float] | None, images: int, helping: "Helping | None", seen: Recording | None
+) -> Headline:
     """Return the headline by what is known: labels, else an estimate, else confidence alone."""
     if errors is not None:
-        gain = 100 * (errors[0] - errors[1])
-        tone: Tone = "good" if gain > 0.05 else "bad" if gain < -0.05 else "plain"
-        sentence = {
-            "good": f"Adaptation helped: {gain:.1f} points fewer errors.",
-            "bad": f"Adaptation hurt: {-gain:.1f} points more errors.",
-        }.get(tone, "Adaptation changed nothing.")
-        pill = {"good": "helped", "bad": "hurt"}.get(tone, "no change")
-        return Headline(tone, pill, sentence, percent(errors[0]), percent(errors[1]), ERROR)
+        return _by_labels(*errors, images)
     if helping is not None:
         judgement = str(helping.judgement)
         points = f"{100 * helping.gain.value:+.0f} ± {100 * helping.gain.error:.0f} points"
@@ -242,6 +237,24 @@ def _headline(errors: tuple[float, float] | None, helping: "Helping | None", see
         after = percent(seen.adapted.mean_confidence, 0)
         return Headline("plain", "adapted", "The network was adapted.", "", after, SURENESS)
     return Headline("plain", "adapted", "The network was adapted.")
+
+
+def _by_labels(before: float, after: float, images: int) -> Headline:
+    """Return the headline where labels were counted; a difference within two standard errors is called chance."""
+    gain = 100 * (before - after)
+    # As if each network had images of its own: of the same images the true error is smaller, so this is careful.
+    chance = 100 * math.sqrt(sum(error * (1 - error) for error in (before, after)) / max(1, images))
+    points = f"{abs(gain):.1f} points {'fewer' if gain > 0 else 'more'} errors"
+    tone: Tone = "plain"
+    if abs(gain) < 0.005:
+        pill, sentence = "no change", "Adaptation changed nothing."
+    elif abs(gain) <= 2 * chance:
+        pill, sentence = "no clear change", f"{points[:1].upper()}{points[1:]}, which may be chance."
+    elif gain > 0:
+        tone, pill, sentence = "good", "helped", f"Adaptation helped: {points}."
+    else:
+        tone, pill, sentence = "bad", "hurt", f"Adaptation hurt: {points}."
+    return Headline(tone, pill, sentence, percent(before), percent(after), f"{ERROR} {images:,} images.")
 
 
 def _by_verdict(headline: Headline, verdict: str) -> Headline:
