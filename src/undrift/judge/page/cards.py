@@ -81,7 +81,9 @@ def training(rows: "Sequence[HistoryRow]", epochs: "Sequence[HistoryRow]", kept:
     marks += charts.line(means, x, y, "adapted")
     first, last = epochs[0].entropy, epochs[-1].entropy
     where = f"; epoch {kept} was kept" if kept and kept != epochs[-1].epoch else ""
-    if len(epochs) > 1:
+    if len(epochs) > 1 and f"{first:.2f}" == f"{last:.2f}":
+        title = f"Answers stayed as sure: entropy {last:.2f}{where}"
+    elif len(epochs) > 1:
         title = f"Answers grew {'surer' if last < first else 'less sure'}: entropy {first:.2f} → {last:.2f}{where}"
     else:
         title = f"One epoch, entropy {first:.2f} on average"
@@ -300,8 +302,8 @@ def _arrivals(switches: Sequence[tuple[int, str]]) -> list[Mark]:
 
 
 def times(count: int) -> str:
-    """Return how often, in words: "once", "3 times"."""
-    return "once" if count == 1 else f"{count:,} times"
+    """Return how often, in words: "once", "twice", "3 times"."""
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def _strip(switches: Sequence[tuple[int, str]], total: float) -> str:
