@@ -53,8 +53,13 @@ def run(
         typer.Option(help="Reset the network before every batch. Default: no, or as the method.", hidden=True),
     ] = None,
     guard: Annotated[
-        bool, typer.Option("--guard", help="Reset the network when answers collapse.", hidden=True)
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--guard/--no-guard",
+            help="Go back when the network has become worse than its source. Default: with undrift.",
+            hidden=True,
+        ),
+    ] = None,
     captured: Annotated[
         bool, typer.Option("--captured", help="Run the gradient as one CUDA graph (GPU only).", hidden=True)
     ] = False,
