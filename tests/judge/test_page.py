@@ -19,6 +19,7 @@ from faults import full_disk
 from support import convnet, images
 from undrift import Prediction, Recording
 from undrift.adapt import adapt
+from undrift.judge.accuracy import Estimate
 from undrift.judge.history import History
 from undrift.judge.page import charts, markup
 from undrift.judge.page.thumbnail import SIDE, png, thumbnail
@@ -165,22 +166,19 @@ def test_a_stream_says_when_it_was_reset_and_which_domain_it_was_in(tmp_path: Pa
     assert "The domain changed once; the guard acted once" in found
 
 
-def test_what_later_versions_know_is_shown_where_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Known:
-        def __init__(self, **values: object) -> None:
-            vars(self).update(values)
-
-    number = Known(value=0.7, error=0.05)
-    helping = Known(source=Known(value=0.5, error=0.05), adapted=number, gain=Known(value=0.2, error=0.04))
-    vars(helping).update(judgement="helped", images=500, doubts=("few images",))
-    monkeypatch.setattr(undrift.Stream, "health", helping, raising=False)
+def test_the_estimate_and_the_events_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, adapted, gain = Estimate(0.5, 0.05), Estimate(0.7, 0.05), Estimate(0.2, 0.04)
+    helping = undrift.Helping(source, adapted, gain, 90, 5, 0.6, (5, 5), 2)
+    monkeypatch.setattr(undrift.Stream, "health", helping)
     stream = undrift.stream(convnet(), [images(6)], method="tent")
     next(stream)
-    kinds = ("domain changed", "went back", "gather on")
-    vars(stream.report)["events"] = tuple(Known(images=2, kind=kind, why=f"why {kind}") for kind in kinds)
+    stream.report.event("domain changed", "statistics fit no more")
+    stream.report.event("went back", "to the start state; collapsed: one answer")
+    stream.report.event("gather on", "batches are small")
+    stream.report.reset("collapsed")  # what the second event tells already
     stream.page(tmp_path / "a.html")
     found = checked(tmp_path / "a.html").text
-    for words in ("70 %", "50 %", "+20 ± 4 points", "Mind that few images", "went back: why went back"):
+    for words in ("70 %", "50 %", "+20 ± 4 points", "Mind that 90 images are few", "went back: to the start state"):
         assert words in found
     assert "The domain changed once; the guard acted once; the stream adjusted itself once" in found
 

@@ -284,7 +284,7 @@ def _picture(image: ShownImage, names: Sequence[str] | None) -> str:
 def _happened(marks: Sequence[Mark], most: int = 9) -> str:
     last = marks[-most:]
     rows = "".join(
-        f'<li><span class="flag {mark.kind}">{i}</span><time>after {mark.at:,.0f} images</time>'
+        f'<li><span class="flag {mark.kind}">{i}</span><time>at image {mark.at:,.0f}</time>'
         f"<span>{text(mark.what)}</span></li>"
         for i, mark in enumerate(last, 1)
     )

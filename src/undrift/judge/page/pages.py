@@ -84,7 +84,7 @@ def of_stream(
     """Return the page of a stream.
 
     Args:
-        report: its counts (`Stream.report`); events too, where it has them.
+        report: its counts and events (`Stream.report`).
         switches: at which images it went to which domain.
         helping: the estimate of accuracies without labels, if there is one.
     """
@@ -191,7 +191,7 @@ def marks_of(report: Any, seen: Recording | None, known: bool = False) -> list[M
     Args:
         known: whether changes of domain are shown already, as a stream with packs names them.
     """
-    events = getattr(report, "events", ())
+    events = report.events
     marks = [
         Mark(float(e.images), f"{e.kind}: {e.why}" if e.why else e.kind, _KINDS.get(e.kind, "note")) for e in events
     ]
