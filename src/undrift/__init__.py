@@ -26,6 +26,7 @@ from undrift.images.corrupt import corrupt
 from undrift.judge import shift
 from undrift.judge.accuracy import Helping
 from undrift.judge.history import History
+from undrift.judge.page.recording import Recording
 from undrift.judge.report import Report, join
 from undrift.judge.verdict import Verdict
 from undrift.likelihood import Consistency, Information, Shot, as_likelihood, entropy
@@ -63,6 +64,7 @@ __all__ = [
     "Perturbed",
     "Prediction",
     "ProcessLost",
+    "Recording",
     "Report",
     "Routed",
     "Shot",

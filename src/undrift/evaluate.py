@@ -23,6 +23,8 @@ from undrift.predict import Mode, predict
 Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
 Ask = Callable[[Tensor], Prediction]
+Watch = Callable[[Tensor, Prediction, Tensor], object]
+"""What is called with each batch of target images, its answers and its labels."""
 KEYS = ("labels", "label", "targets", "target", "y")
 
 
@@ -34,6 +36,7 @@ def evaluate(
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
     mode: Mode = "full",
+    watch: Watch | None = None,
 ) -> Report:
     """Return error, NLL, Brier, ECE, AURC and AUGRC of a network on labelled images: one domain, or several by name.
 
@@ -47,6 +50,8 @@ def evaluate(
         temperature: divides the logits.
         generator: a generator or a seed makes the draws reproducible.
         mode: "full" draws, or "fast" (see `undrift.predict`).
+        watch: called with each batch of images, its answers and its labels; `undrift.Recording().add` collects what
+            `Report.page` shows of them.
 
     Examples:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -58,7 +63,7 @@ def evaluate(
     warn_of_preprocess(model, *named.values())
     ask = _ask(model, samples, temperature, generator, mode)
     _warn_of_mean(model, samples)
-    results = tuple(_result(name, ask, loader) for name, loader in named.items())
+    results = tuple(_result(name, ask, loader, watch=watch) for name, loader in named.items())
     if not results:
         raise DataError(
             "no domains were given; needed: a loader, or a mapping from names to loaders. Give at least one."
@@ -76,6 +81,7 @@ def evaluate_generalized(
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
     mode: Mode = "full",
+    watch: Watch | None = None,
 ) -> Report:
     """Return how an adapted network does on its target and still does on its source, with their harmonic mean.
 
@@ -87,12 +93,13 @@ def evaluate_generalized(
         target: labelled images of the target domain.
         source: labelled images of the source domain that the source network was not trained on.
         task: what to call it, such as "photo → sketch".
+        watch: called with each batch of target images, its answers and its labels.
     """
     model = unwrapped(model)
     warn_of_preprocess(model, target, source)
     ask = _ask(model, samples, temperature, generator, mode)
     _warn_of_mean(model, samples)
-    results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task))
+    results = (_result("source", ask, source, "source", task), _result("target", ask, target, "target", task, watch))
     return Report("generalized", results, _about(model, samples, temperature, mode))
 
 
@@ -106,6 +113,7 @@ def evaluate_continual(
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
     mode: Mode = "full",
+    watch: Watch | None = None,
 ) -> Report:
     """Return the error along a stream of domains, and what the network forgot of its source meanwhile.
 
@@ -122,6 +130,7 @@ def evaluate_continual(
         samples: draws per prediction on the source images; the stream decides about its own.
         temperature: divides the logits on the source images.
         generator: makes the draws on the source images reproducible.
+        watch: called with each batch of the stream, its answers and its labels.
     """
     model, results = unwrapped(model), list[Result]()
     warn_of_preprocess(model, *domains.values(), source)
@@ -129,20 +138,22 @@ def evaluate_continual(
     if source is not None:
         results.append(_before(model, source, temperature))
     tallies = {name: Tally() for name in domains}
-    waiting: deque[tuple[str, Tensor]] = deque()
-    for number, prediction in enumerate(answer(_images(domains, waiting)), 1):
+    waiting: deque[tuple[str, Tensor, Tensor]] = deque()
+    for number, prediction in enumerate(answer(_images(domains, waiting, watch is not None)), 1):
         if not waiting:
             raise DataError(
                 f"answer {number} came without a batch; needed: one prediction per batch. Let `answer` yield once for "
                 "each batch of images that it takes."
             )
-        name, labels = waiting.popleft()
+        name, labels, images = waiting.popleft()
         if len(prediction) != len(labels):
             raise DataError(
                 f"answer {number} ({name}) is for {len(prediction)} images, the batch has {len(labels)}; needed: a row "
                 "per image. Let `answer` yield one prediction for each batch, in order, the last and short one too."
             )
         tallies[name].add(prediction.probs, labels, prediction.label)
+        if watch is not None:
+            watch(images, prediction, labels)
     if waiting:
         raise DataError(
             f"{len(waiting)} batches of {waiting[0][0]} got no answer; needed: one prediction per batch. Let `answer` "
@@ -206,13 +217,17 @@ def _batches(loader: Loader) -> Iterable[Any]:
     return loader.batches(100) if isinstance(loader, FileDomain | TensorDomain) else loader
 
 
-def _result(name: str, ask: Ask, loader: Loader, role: Role = "target", task: str = "") -> Result:
+def _result(
+    name: str, ask: Ask, loader: Loader, role: Role = "target", task: str = "", watch: Watch | None = None
+) -> Result:
     tally = Tally()
     for item in _batches(loader):
         # Labels first: a loader without labels should fail before a forward pass.
         labels = labels_of(item)
-        prediction = ask(images_of(item))
+        prediction = ask(images := images_of(item))
         tally.add(prediction.probs, labels, prediction.label)
+        if watch is not None:
+            watch(images, prediction, labels)
     return _scored(name, tally, role, task)
 
 
@@ -227,12 +242,19 @@ def _before(model: nn.Module, source: Loader, temperature: float) -> Result:
         return _result("source", _ask(net, None, temperature, None), source, "source before")
 
 
-def _images(domains: Mapping[str, Loader], waiting: "deque[tuple[str, Tensor]]") -> Iterator[Tensor]:
-    """Yield the images of one domain after the other, and put their labels into `waiting`, hidden from the stream."""
+def _images(
+    domains: Mapping[str, Loader], waiting: "deque[tuple[str, Tensor, Tensor]]", keep: bool
+) -> Iterator[Tensor]:
+    """Yield the images of one domain after the other, and put their labels into `waiting`, hidden from the stream.
+
+    Args:
+        keep: put the images there too; without it, none of them, as `answer` may take many batches at once.
+    """
     for name, loader in domains.items():
         for item in _batches(loader):
-            waiting.append((name, labels_of(item)))
-            yield images_of(item)
+            labels, images = labels_of(item), images_of(item)
+            waiting.append((name, labels, images if keep else images[:0]))
+            yield images
 
 
 def _about(model: nn.Module, samples: int | None, temperature: float, mode: Mode) -> dict[str, Any]:

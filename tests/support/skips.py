@@ -9,6 +9,7 @@ KNOWN = {
     "no GPU": r"\bGPU\b",
     "no real data": r"shared/data|test images are not at",
     "no Triton": r"Triton|interpreter",
+    "no browser": r"no browser: Chromium",
     "a package that only extras bring": r"could not import|needs the extra|imagecorruptions|need Pillow",
     "another platform": r"/dev/full|pseudo-terminals|SIGKILL|fork|pipes|glibc|Linux|such locks|such handlers|real one",
     "another PyTorch": r"this PyTorch|its compiler",

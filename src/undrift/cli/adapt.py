@@ -15,6 +15,7 @@ from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, cho
 from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, perturbed_afresh
 from undrift.cli.output_paths import Force, alone, beside
+from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
 from undrift.options import Options
@@ -43,6 +44,8 @@ def run(
     pack_mean: PackMean = None,
     seed: Seed = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Saved every epoch; resume from it.", metavar="FILE")] = None,
+    report: PageFile = None,
+    tensorboard: EventsFolder = None,
     plot: Annotated[bool, typer.Option("--plot", help="Also draw the history: NAME.history.png.", hidden=True)] = False,
     root: Root = Path(),
     force: Force = False,
@@ -60,18 +63,24 @@ def run(
     from undrift.packs.mean import DEFAULT, compressor
 
     which = _keep(keep)
+    check_page(report)
     stored_mean = pack_mean or DEFAULT
     compressor(stored_mean)  # raises now, not after hours of work
     chosen = choose("adapt", method, settings, preset, options, likelihood, seed)
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
-    outputs = (out, history_path, plot_path)
+    outputs = (out, history_path, plot_path, report)
     opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=(checkpoint,))
     parts = chosen.parts(opened.reader)
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
     session.kept = _kept(checkpoint)
     crew = session.crew
-    with alone(checkpoint if crew.first else None), crew.together(opened.device):
+    first = crew.first  # the process that writes files
+    with (
+        alone(checkpoint if first else None),
+        events_in(tensorboard if first else None) as events,
+        crew.together(opened.device),
+    ):
         history = adapt(
             perturbed,
             held,
@@ -85,7 +94,9 @@ def run(
             progress=False if session.quiet else None,
         )
         skipped = crew.all_of(skipped_of(domain, held))
-    if not crew.first:
+        if events is not None:
+            events.history(history)
+    if not first:
         return {}
     # Write every file before printing, so that a closed stdout costs no result.
     save(perturbed, out, source=opened.source.name, mean=stored_mean)
@@ -93,6 +104,8 @@ def run(
     history.save(history_path)
     if plot_path is not None:
         history.plot(plot_path)
+    if report is not None:
+        history.page(report, held)
     session.say(str(dataclasses.replace(history, verdict=None)))
     wrote = [session.wrote(path) for path in outputs if path is not None]
     if (verdict := history.verdict) is not None:

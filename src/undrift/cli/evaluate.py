@@ -1,6 +1,8 @@
 """`undrift evaluate`: labelled images in, a report out."""
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +15,18 @@ from undrift.cli.likelihood_arguments import LikelihoodFlags, make_likelihood
 from undrift.cli.model_arguments import ModelFlags, open_adapted, open_source, try_out
 from undrift.cli.opened import open_perturbed
 from undrift.cli.output_paths import Force, claim
+from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.predict import read_temperature
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import BatchSize, DomainFile, ModeName, Preset, Samples, Seed, Temperature
 from undrift.options import Options
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from undrift.images import Batches
+    from undrift.judge.report import Report
+    from undrift.posterior.perturbed import Perturbed
     from undrift.predict import Mode
 
 SETTINGS = ("offline", "generalized", "continual")
@@ -49,6 +56,8 @@ def run(
     setting: Annotated[str | None, typer.Option(help="offline, generalized or continual.", metavar="NAME")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the report as JSON.", metavar="FILE.json")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the report.", metavar="FILE.png")] = None,
+    report_page: PageFile = None,
+    tensorboard: EventsFolder = None,
     preset: Preset = None,
     samples: Samples = None,
     mode: ModeName = "full",
@@ -66,10 +75,13 @@ def run(
     """
     from undrift.cli.label_arguments import check_label_range, labelled_images
     from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
+    from undrift.judge.page.recording import Recording
+    from undrift.posterior.perturbed import Perturbed
     from undrift.stream import stream
 
     chosen = _setting(setting, target, source, options, likelihood)
-    claim((out, plot), force, (domain, *(Path(t) for t in target)))
+    check_page(report_page)
+    claim((out, plot, report_page), force, (domain, *(Path(t) for t in target)))
     names = _names(target)
     label_files = _label_files(target, labels)
     asked = make_likelihood(likelihood, usual="entropy")
@@ -86,6 +98,9 @@ def run(
     loaders = {name: each.batches(batch_size) for name, each in domains.items()}
     clean: Batches[Any] | None = None if held is None else held.batches(batch_size)
     how: Mode = mode  # type: ignore[assignment]  # predict says what is wrong with it
+    seen = None if report_page is None else Recording(opened.preprocess, opened.classes)
+    watch = None if seen is None else seen.add
+    adapted: nn.Module | None = None
     if chosen == "continual":
         perturbed = open_perturbed(opened, domain, preset, options, seed)
         report = evaluate_continual(
@@ -103,27 +118,61 @@ def run(
             samples=samples,
             mode=how,
             generator=seed,
+            watch=watch,
         )
+        adapted = perturbed
     else:
         network = opened.source.network if domain is None else open_adapted(opened, domain, seed)
+        adapted = None if domain is None else network
         heat = read_temperature(session, temperature, network, every[0])
         if clean is not None and chosen == "generalized":
             task = f"{Path(str(source)).name} → {names[0]}"
             (loader,) = loaders.values()
             report = evaluate_generalized(
-                network, loader, clean, task=task, samples=samples, temperature=heat, generator=seed, mode=how
+                network,
+                loader,
+                clean,
+                task=task,
+                samples=samples,
+                temperature=heat,
+                generator=seed,
+                mode=how,
+                watch=watch,
             )
         else:
-            report = evaluate(network, loaders, samples=samples, temperature=heat, generator=seed, mode=how)
+            report = evaluate(
+                network, loaders, samples=samples, temperature=heat, generator=seed, mode=how, watch=watch
+            )
     written: list[Path] = []
-    for path, write in ((out, report.save), (plot, report.plot)):  # before printing, as in adapt
-        if path is not None:
+    page = None
+    if report_page is not None:
+        before = None
+        if isinstance(adapted, Perturbed):
+            tasks = {(r.task, r.domain) for r in report.of("target")}
+            before = _of_source(adapted, loaders, next(iter(tasks)) if chosen == "generalized" else None)
+        page = partial(report.page, seen=seen, source=before)
+    for path, write in ((out, report.save), (plot, report.plot), (report_page, page)):  # before printing, as in adapt
+        if path is not None and write is not None:
             write(path)
             written.append(path)
             session.kept = f"{', '.join(map(str, written))} written whole."
+    with events_in(tensorboard) as events:
+        if events is not None:
+            events.report(report)
     session.say(str(report))
     wrote = [session.wrote(path) for path in written]
     return {**report.to_dict(), "wrote": wrote, "skipped": skipped_of(*every)}
+
+
+def _of_source(model: "Perturbed", loaders: "Mapping[str, Batches[Any]]", task: tuple[str, str] | None) -> "Report":
+    """Return the report of the source network on the same images, to compare with."""
+    from undrift.evaluate import evaluate
+
+    with model.off() as net:
+        found = evaluate(net, dict(loaders))
+    if task is None:
+        return found
+    return replace(found, results=tuple(replace(r, task=task[0], domain=task[1]) for r in found.results))
 
 
 def _setting(

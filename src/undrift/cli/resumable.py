@@ -27,11 +27,17 @@ from undrift.loop.streaming import Stream
 
 @contextmanager
 def files_of(
-    session: Session, answers: Path, state: Path | None, out: Path | None, force: bool, most: int | None = None
+    session: Session,
+    answers: Path,
+    state: Path | None,
+    out: Path | None,
+    force: bool,
+    most: int | None = None,
+    page: Path | None = None,
 ) -> Iterator["StreamFiles"]:
     """Give the files of a stream for a `with` block, locked against other processes."""
     with alone(state):  # before reading the state, which another process may be writing
-        files = StreamFiles(session, answers, state, out, force, most)
+        files = StreamFiles(session, answers, state, out, force, most, page)
         try:
             yield files
         finally:
@@ -52,7 +58,14 @@ class StreamFiles:
     """
 
     def __init__(
-        self, session: Session, answers: Path, state: Path | None, out: Path | None, force: bool, most: int | None
+        self,
+        session: Session,
+        answers: Path,
+        state: Path | None,
+        out: Path | None,
+        force: bool,
+        most: int | None,
+        page: Path | None,
     ) -> None:
         self.session, self.state, self.force, self.most = session, state, force, most
         self.parts: list[Path] = []
@@ -70,9 +83,9 @@ class StreamFiles:
         ours = isinstance(self._found, Saved) and self._found.out == self._out
         if self._found is None:
             begun = self.log.without_answers  # killed before its first state
-            self.new, self.going_on = ((out, state), (answers,)) if begun else ((out, answers, state), ())
+            self.new, self.going_on = ((out, state), (answers, page)) if begun else ((out, answers, state, page), ())
         else:
-            self.new, self.going_on = ((), (state, answers, out)) if ours else ((out,), (state, answers))
+            self.new, self.going_on = ((), (state, answers, out, page)) if ours else ((out,), (state, answers, page))
 
     def find(self, identity: Mapping[str, Any], images: Domain) -> Saved | None:
         """Return this stream's state, or None to start; raise if that would delete another stream's files."""

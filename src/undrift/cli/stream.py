@@ -15,10 +15,14 @@ from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, cho
 from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, open_perturbed, perturbed_afresh
 from undrift.cli.output_paths import Force
+from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
 from undrift.cli.signals import stopping_between_batches
 from undrift.options import Options, resolve
+
+EVENTS_EVERY = 10
+"""Batches between two TensorBoard events."""
 
 
 @command
@@ -39,6 +43,8 @@ def run(
         int | None,
         typer.Option(help="Batches between two states. Default: 10, or as --gather.", min=1, metavar="N", hidden=True),
     ] = None,
+    report: PageFile = None,
+    tensorboard: EventsFolder = None,
     method: MethodName = None,
     settings: Settings = None,
     preset: Preset = None,
@@ -100,6 +106,7 @@ def run(
     Example: undrift stream images/ --weights net.pt --answers a.csv
     """
     from undrift.cli.heartbeat import beating
+    from undrift.cli.live_page import LivePage
     from undrift.cli.metrics import serving
     from undrift.cli.resumable import files_of, unread
     from undrift.cli.stream_state import identity_of
@@ -108,6 +115,7 @@ def run(
     from undrift.packs.mean import DEFAULT, compressor
     from undrift.stream import stream
 
+    check_page(report)
     stored_mean = pack_mean or DEFAULT
     compressor(stored_mean)  # raises now, not after hours of work
     chosen = choose("stream", method, settings, preset, options, likelihood, seed, ready=domain is not None)
@@ -119,7 +127,7 @@ def run(
     if answers.suffix != ".csv":
         raise OptionError(f"--answers {answers} does not end in .csv; needed: a .csv file. Rename it.")
     most = None if rotate_mb is None else max(1, int(rotate_mb * 1e6))
-    with files_of(session, answers, state, out, force, most) as files:
+    with files_of(session, answers, state, out, force, most, report) as files, events_in(tensorboard) as events:
         may_exist = (*files.going_on, health)  # a heartbeat is nobody's work
         opened, pictures = open_both(session, model, images, root, files.new, force, chosen.files(), domain, may_exist)
         check_threshold(abstain_below, opened.classes)
@@ -164,6 +172,10 @@ def run(
             keepers=parts.keepers,
             progress=not session.quiet,
         )
+        page = None
+        if report is not None:
+            going.record(names=lambda: left.names)
+            page = LivePage(session, going, report)
         if saved is not None:
             going.load_state_dict(saved.stream)
         files.open(saved, pictures)
@@ -178,12 +190,18 @@ def run(
                     files.log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
                     files.note(left, going, saved, number % every == 0)
                     heart.answered(going, time.perf_counter() - left.ready, len(prediction), unread(saved, left)[1])
+                    if page is not None:
+                        page.write_if_due()
+                    if events is not None and number % EVENTS_EVERY == 0:
+                        events.scalars({f"stream/{k}": v for k, v in going.latest.items()}, going.report.images)
                     if pressed:
                         break
                 files.note(left, going, saved, write=True)
                 heart.look(going, unread(saved, left)[1], last=True)
         finally:
             going.close()
+        if report is not None:
+            going.page(report)
         if out is not None:  # before printing, as in adapt
             with going.answering() as answered:
                 save(answered, out, source=opened.source.name, mean=stored_mean)
@@ -194,7 +212,7 @@ def run(
         )
     session.say(str(going.report))
     skipped, unreadable = unread(saved, left)
-    wrote = [session.wrote(path) for path in (*files.parts, answers, out, health) if path is not None]
+    wrote = [session.wrote(path) for path in (*files.parts, answers, out, report, health) if path is not None]
     return {
         "wrote": wrote,
         "method": chosen.name,

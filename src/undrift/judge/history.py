@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.judge.verdict import Survey, Verdict
 from undrift.posterior.perturbed import Perturbed
@@ -161,6 +163,32 @@ class History:
             processes=plain.get("processes", 1),
             exchanged=plain.get("exchanged", 0),
         )
+
+    def page(
+        self, path: str | os.PathLike[str], images: Any = None, *, labels: Tensor | None = None, most: int = 1000
+    ) -> int:
+        """Write an HTML page about the adaptation, whole or not at all, and return its size in bytes.
+
+        With `images`, the network and its source are asked about some of them, and the page compares their answers.
+
+        Args:
+            images: a tensor, a domain of `undrift.images`, or an iterable of batches: best those that were adapted to.
+            labels: their classes, in order. They are counted, and nothing learns from them.
+            most: ask about so many images at most, spread evenly over a tensor or a domain.
+        """
+        from undrift.judge.page.asking import compare
+        from undrift.judge.page.document import write
+        from undrift.judge.page.pages import of_history
+
+        atomic.check(path)
+        if images is None:
+            return write(path, of_history(self))
+        if self.model is None:
+            raise OptionError(
+                "images were given and this history has no model, as it was loaded from a file; needed: the network "
+                "that was adapted. Leave images out, or take the page from what adapt returned."
+            )
+        return write(path, of_history(self, *compare(self.model, images, labels, most)))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw loss, KL, entropy and class balance over the steps into an image file (PNG, SVG, PDF by its ending)."""

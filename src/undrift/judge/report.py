@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from undrift._errors import DataError
 from undrift.judge.metrics import Reliability, Scores, harmonic_mean
 from undrift.system.atomic import write_text
+
+if TYPE_CHECKING:
+    from undrift.judge.page.recording import Recording
 
 Setting = Literal["offline", "generalized", "continual"]
 Role = Literal["target", "source", "source before"]
@@ -124,6 +127,20 @@ class Report:
                 f"{path} is no report ({type(error).__name__}: {error}); needed: JSON as report.save writes it, "
                 f"version {VERSION}. Run the evaluation again."
             ) from error
+
+    def page(
+        self, path: str | os.PathLike[str], seen: "Recording | None" = None, *, source: "Report | None" = None
+    ) -> int:
+        """Write an HTML page about the evaluation, whole or not at all, and return its size in bytes.
+
+        Args:
+            seen: the answers, of which the page shows a few images: `evaluate(…, watch=seen.add)` collects them.
+            source: the report of the source network on the same images, to compare with.
+        """
+        from undrift.judge.page.document import write
+        from undrift.judge.page.pages import of_report
+
+        return write(path, of_report(self, seen, source))
 
     def plot(self, path: str | os.PathLike[str]) -> int:
         """Draw the domains, the reliability diagram and risk against coverage; return the PNG's size in bytes."""

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,10 @@ from undrift._errors import PerturbationMismatch
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
 from undrift.judge.accuracy import Helping
+from undrift.judge.page.asking import source_answer
+from undrift.judge.page.document import write
+from undrift.judge.page.pages import of_stream
+from undrift.judge.page.recording import Recording
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
@@ -34,6 +38,9 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
 from undrift.system.progress import Bar
 
+FIRST_COMPARED, COMPARED_EVERY = 8, 8
+"""A recorded stream asks the source network about so many batches at first, and then about one in so many."""
+
 
 class Stream(Iterator[Prediction]):
     """An iterator over the answers of a stream; made by `stream`.
@@ -47,6 +54,7 @@ class Stream(Iterator[Prediction]):
         pacing: decides which images to learn from together; None where the user has, or the likelihood cannot tell.
         guard: goes back where the network has become worse than its source; None in a stream without.
         switching: knows the domains of a stream with packs; None in a stream without.
+        recording: what `page` shows besides the counts, from `record` on; None before.
     """
 
     def __init__(
@@ -76,6 +84,8 @@ class Stream(Iterator[Prediction]):
         self._shown = ExitStack()
         self._watched = watched
         self.switching = switching
+        self.recording: Recording | None = None
+        self._names: Callable[[], Sequence[str]] | None = None
 
     @property
     def report(self) -> StreamReport:
@@ -122,6 +132,8 @@ class Stream(Iterator[Prediction]):
             self._single == 2 and self.gather is None and self.pacing is None
         ):  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
+        if self.recording is not None:
+            self._record(self.recording, images, prediction)
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.
         if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
@@ -164,6 +176,8 @@ class Stream(Iterator[Prediction]):
         """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
         with turn(self.model):
             state = self.online.state_dict()
+            if self.recording is not None:
+                state |= {"recording": self.recording.state_dict()}
             if self.switching is not None:
                 state |= {"switching": self.switching.state_dict()}
             if self.pacing is not None:
@@ -207,6 +221,8 @@ class Stream(Iterator[Prediction]):
                 self.gather.load(state, device_of(self.model))
             if self.switching is not None:
                 self.switching.load_state_dict(state["switching"])
+            if self.recording is not None and "recording" in state:
+                self.recording.load_state_dict(state["recording"])
 
     @property
     def domain(self) -> str | None:
@@ -229,6 +245,35 @@ class Stream(Iterator[Prediction]):
             with self.answering() as model:
                 save(model, path, name=name)
         return name
+
+    def record(self, names: Callable[[], Sequence[str]] | None = None) -> Recording:
+        """Keep from now on what `page` shows: a curve, confidences, a few images; at most 1 MB, however long it runs.
+
+        The source network is asked about the first batches and every eighth after them, to compare with. Answers and
+        steps are the same bit for bit. On a GPU each batch waits for its answers.
+
+        Args:
+            names: gives the names of the images of the batch at hand, such as their files.
+        """
+        self._names = names
+        if self.recording is None:
+            self.recording = Recording(self.model.preprocess, self.model.classes)
+        return self.recording
+
+    def page(self, path: str | os.PathLike[str]) -> int:
+        """Write an HTML page about the stream so far, whole or not at all, and return its size in bytes.
+
+        Without `record` it has the counts only.
+        """
+        switches = () if self.switching is None else self.switching.switches
+        with turn(self.model):
+            page = of_stream(self.report, self.model, self.recording, switches, self.health)
+        return write(path, page)
+
+    def _record(self, recording: Recording, images: Tensor, prediction: Prediction) -> None:
+        recording.add(images, prediction, names=None if self._names is None else self._names())
+        if self.report.batches <= FIRST_COMPARED or self.report.batches % COMPARED_EVERY == 0:
+            recording.compare(source_answer(self.model, images), prediction)
 
     def _answer(self, images: Tensor) -> Prediction:
         if self.switching is not None and self.switching(images):

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from undrift._errors import DataError, OptionError
+from undrift.cli.page_arguments import PageFile, check_page
 from undrift.cli.session import Session, command
+from undrift.system.atomic import check
 
 if TYPE_CHECKING:
     from undrift_bench.bench import Outcome, Request
@@ -49,6 +51,7 @@ def run(
     ] = None,
     frost: Annotated[Path | None, typer.Option(help="Folder of frost pictures.", metavar="FOLDER")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    report: PageFile = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Say which cells are finished or stale, and run none.")
     ] = False,
@@ -69,10 +72,19 @@ def run(
     from undrift_bench import bench
     from undrift_bench.bench.harness.request import check_options
     from undrift_bench.bench.harness.run import check_selection, with_cells
+    from undrift_bench.bench.harness.web_page import write_page
 
+    check_page(report)
+    if report is not None:
+        check(report)
     if name == "list":
         name = None
     _one_thing(name, {"--list": list_only, "--tables": tables_only, "--times": times_only})
+    if report is not None and (name is None or list_only):
+        raise OptionError(
+            f"--report {report} was given and nothing that has a page; needed: a benchmark, and no --list. Write "
+            f"`undrift bench NAME --report {report}`."
+        )
     if name is None:
         width = max(map(len, bench.NAMES))
         for known, (_, line) in bench.NAMES.items():
@@ -129,6 +141,9 @@ def run(
     else:
         outcome = found(request, session.say)
     session.say(outcome.text)
+    if report is not None:
+        write_page(report, name, with_cells(found), request, outcome)
+        outcome.wrote.append(report)
     wrote = [session.wrote(path) for path in outcome.wrote]
     counts = {
         "timed" if times_only else "ran": outcome.ran,
