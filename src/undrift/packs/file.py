@@ -41,8 +41,8 @@ def save(
     is written whole or not at all.
 
     The file also holds `model.facts`, JSON values by name, with the day (UTC) of the first save as `created`; `adapt`
-    and `stream` put the number of `images` there. And it holds `model.router`, float or int8 tensors by name, for whoever
-    chooses between packs. `inspect` gives both back, and so does `load`.
+    and `stream` put the number of `images` there. And it holds `model.router`, float or int8 tensors by name, for
+    whoever chooses between packs. `inspect` gives both back, and so does `load`.
 
     Args:
         model: a perturbed network.
