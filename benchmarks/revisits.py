@@ -33,6 +33,21 @@ from undrift_bench.data import cifar10
 FIVE = ("gaussian_noise", "glass_blur", "snow", "contrast", "jpeg_compression")
 
 
+def page(record: dict[str, Any]) -> str:
+    """Return the table for docs/explanation/routing.md."""
+    parts = ("first visit, last batches", "second visit, first batch", "later visits, first batches", "error")
+    lines = [f"| error % | | {' | '.join(parts[:3])} | all |", "|---|---|---:|---:|---:|---:|"]
+    for one in record.values():
+        title = (
+            f"{one['network']}, `{one['method']}`, {len(one['corruptions'])} corruptions, {one['visits']} visits of "
+        )
+        title += f"{one['images']:,} images in batches of {one['batch']} ({one['hardware']})"
+        for way, found in one["ways"].items():
+            lines.append(f"| {title} | {way} | " + " | ".join(f"{found[part]:.1f}" for part in parts) + " |")
+            title = ""
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run the stream with and without packs, and write revisits.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

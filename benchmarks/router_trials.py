@@ -24,7 +24,7 @@ Predicted: packs of the sketch network gain most, ten points or more; the source
 Command:   python benchmarks/router_trials.py --data ../shared/data --resnet50 FILE --cache FOLDER
 Hardware:  two CPU cores, 10 minutes.
 Seeds:     none: no randomness but the corruptions' seed 0.
-Output:    router-trials.json under --results, and a table on the terminal.
+Output:    router_trials.json under --results, and a table on the terminal.
 """
 
 import argparse
@@ -291,7 +291,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Compare the ways, and write router-trials.json."""
+    """Compare the ways, and write router_trials.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--resnet50", type=Path, required=True, help="ImageNet's weights, in the v1 layout")
@@ -308,7 +308,7 @@ def main() -> None:
             "refused": refused(case),
             "ways": ways,
         }
-    write_text(asked.results / "router-trials.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(asked.results / "router_trials.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(page(record))
 
 

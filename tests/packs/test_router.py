@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import undrift
-from packs_support import network
+from packs_support import network, packs_in
 from undrift.packs.evidence import FACT
 
-SHARES = {"warm": 1.15, "cold": 0.85}
+SHARES = {"warm": 1.4, "cold": 0.7}
 
 
 def of(domain: str, count: int, seed: int) -> Tensor:
@@ -51,13 +52,12 @@ def right(packs: undrift.Packs) -> float:
 
 
 def test_what_all_images_vary_in_does_not_hide_what_domains_differ_in(tmp_path: Path) -> None:
-    net = network()
+    net = network(lambda: nn.GroupNorm(2, 8))  # no running statistics: packs among themselves
     places = packs_of(tmp_path, net)
-    with_sketches = right(undrift.packs(net, *places))
-    assert with_sketches > 0.95
+    assert right(undrift.packs(net, *places, limit=100)) > 0.93
     for place in places:
         without_sketch(net, place)
-    assert right(undrift.packs(net, *places)) < with_sketches - 0.1
+    assert right(undrift.packs(net, *places, limit=100)) < 0.88
 
 
 def test_a_pack_without_a_sketch_is_compared_by_evidence(tmp_path: Path) -> None:
@@ -73,16 +73,18 @@ def test_a_pack_without_a_sketch_is_compared_by_evidence(tmp_path: Path) -> None
 
 def test_a_sketch_of_another_version_or_size_is_left_out(tmp_path: Path) -> None:
     net = network()
-    place = packs_of(tmp_path, net)[0]
-    model = undrift.load(net, place)
-    model.facts[FACT]["sketch"] = 99
-    model.router["sketch.mean"] = model.router["sketch.mean"][:-1]
-    undrift.save(model, place)
-    model.remove()
-    (pack,) = undrift.packs(net, place)
-    assert pack.moments is not None
-    assert pack.moments.sketch is None
-    assert pack.moments.weights is not None
+    (place,) = packs_in(tmp_path, net, "night")
+    for version, count in ((99, None), (1, -1)):
+        model = undrift.load(net, place)
+        model.facts[FACT]["sketch"] = version
+        model.router["sketch.mean"] = model.router["sketch.mean"][:count]
+        undrift.save(model, place)
+        model.remove()
+        (pack,) = undrift.packs(net, place)
+        assert pack.moments is not None
+        assert pack.moments.sketch is None
+        assert pack.moments.weights is not None
+        assert float(pack.moments.weights.sum()) == pytest.approx(1)
 
 
 def test_few_images_make_no_sketch(tmp_path: Path) -> None:
