@@ -283,7 +283,7 @@ def page_of_times(records: list[dict[str, Any]]) -> str:
     head = [f"{one['hardware']}, batch {one['batch']}, {one['side']} pixels" for one in records]
     lines = [f"| ResNet-50, ms | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
     for what in records[0]["milliseconds"]:
-        lines.append(f"| {what} | " + " | ".join(f"{one['milliseconds'][what]:.1f}" for one in records) + " |")
+        lines += [f"| {what} | " + " | ".join(f"{one['milliseconds'][what]:.1f}" for one in records) + " |"]
     return "\n".join(lines)
 
 
