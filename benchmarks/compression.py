@@ -26,7 +26,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +93,16 @@ def every_way(net: nn.Module, exact: Path, images: Tensor, labels: Tensor) -> di
     return found
 
 
-def cifar(asked: argparse.Namespace) -> dict[str, Any]:
-    """Adapt to three corruptions and compress what was learned."""
+def cifar(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Adapt to three corruptions and compress what was learned; the record so far after each."""
     device = Request(device=asked.device).place
     clean = cifar10(asked.data)
     assert clean.labels is not None
     packs = (asked.cache or Path(tempfile.mkdtemp())) / "compression"
     packs.mkdir(parents=True, exist_ok=True)
     net = zoo.load("wrn40_2", asked.data / "wrn40_2.safetensors").to(device).eval()
-    labels, tasks = clean.labels[: asked.images], {}
+    labels, tasks = clean.labels[: asked.images], dict[str, Any]()
+    about = {"images": asked.images, "learned on": asked.learn, "epochs": asked.epochs}
     for name in CORRUPTIONS:
         learn, held = (
             corrupt(clean.images[first : first + count], name, 5).to(device).float() / 255
@@ -123,11 +124,10 @@ def cifar(asked: argparse.Namespace) -> dict[str, Any]:
             "source": float((source == labels).float().mean()),
             "ways": every_way(net, exact, held, labels),
         }
-    about = {"images": asked.images, "learned on": asked.learn, "epochs": asked.epochs}
-    return machine(device) | about | {"network": "WRN-40-2", "network bytes": nbytes(net), "tasks": tasks}
+        yield machine(device) | about | {"network": "WRN-40-2", "network bytes": nbytes(net), "tasks": tasks}
 
 
-def pacs(asked: argparse.Namespace) -> dict[str, Any]:
+def pacs(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compress the exact packs of a folder, SOURCE-TARGET-….safetensors."""
     weights = {} if asked.resnet50 is None else {"resnet50": asked.resnet50}
     request = Request(
@@ -137,7 +137,7 @@ def pacs(asked: argparse.Namespace) -> dict[str, Any]:
     domains = Images(made_of, request)
     sources = Sources(made_of, domains, request)
     centre = CentreView.of(made_of.preprocess, request.fast)
-    tasks, size = {}, 0
+    tasks = dict[str, Any]()
     with quickly(request.place, request.fast):
         for task in made_of.dataset.tasks:
             exact = next(iter(sorted(asked.packs.glob(f"{task.source}-{task.target}*-s0.safetensors"))), None)
@@ -150,11 +150,10 @@ def pacs(asked: argparse.Namespace) -> dict[str, Any]:
             target = domains(task.target)
             images = torch.cat([centre(part) for part in target.images.split(SIZE)])
             tasks[task.name] = {"ways": every_way(net, exact, images, target.labels)}
-            size = nbytes(net)
-    return machine(request.place) | {"network": "ResNet-50", "network bytes": size, "tasks": tasks}
+            yield machine(request.place) | {"network": "ResNet-50", "network bytes": nbytes(net), "tasks": tasks}
 
 
-def sizes(_asked: argparse.Namespace) -> dict[str, Any]:
+def sizes(_asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Return the bytes of packs of two networks, of random shifts and of norm layers alone."""
     device, found = torch.device("cpu"), {}
     torch.manual_seed(0)
@@ -175,7 +174,7 @@ def sizes(_asked: argparse.Namespace) -> dict[str, Any]:
                 model.remove()
                 print(title, kind, one[kind], flush=True)
         found[title] = one
-    return machine(device) | {"networks": found}
+    yield machine(device) | {"networks": found}
 
 
 def nbytes(net: nn.Module) -> int:
@@ -262,8 +261,9 @@ def main() -> None:
     asked = parser.parse_args()
     place = asked.results / "compression.json"
     record: dict[str, Any] = json.loads(place.read_text("utf-8")) if place.is_file() else {}
-    record[asked.part] = {"cifar": cifar, "pacs": pacs, "sizes": sizes}[asked.part](asked)
-    write_text(place, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    for one in {"cifar": cifar, "pacs": pacs, "sizes": sizes}[asked.part](asked):
+        record[asked.part] = one
+        write_text(place, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     if asked.part != "sizes":
         curve(record, asked.results / "compression.png")
     print(page(record))
