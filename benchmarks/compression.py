@@ -148,6 +148,7 @@ def pacs(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if request.fast:
                 net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             target = domains(task.target)
+            assert target.labels is not None
             images = torch.cat([centre(part) for part in target.images.split(SIZE)])
             tasks[task.name] = {"ways": every_way(net, exact, images, target.labels)}
             yield machine(request.place) | {"network": "ResNet-50", "network bytes": nbytes(net), "tasks": tasks}

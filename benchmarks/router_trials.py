@@ -263,7 +263,7 @@ def measured(case: Case, way: Callable[[Case], Score]) -> dict[str, Any]:
 
 def refused(case: Case) -> dict[str, float]:
     """Return the share of images beyond the limit: of the packs' own domains, and of one whose pack is left out."""
-    moments, own, other = case.moments(), [], []
+    moments, own, other = case.moments(), list[float](), list[float]()
     for left in case.packs:
         rest = {name: m for name, m in moments.items() if name != left}
         for packs, found in ((moments, own), (rest, other)):

@@ -67,7 +67,7 @@ class Sketch:
         deviation = rows.std(0)
         scaled = (rows - rows.mean(0)) / deviation.clamp_min(FLOOR)
         correlation = scaled.T @ scaled / (len(rows) - 1)
-        low = torch.tril_indices(*correlation.shape, offset=-1)
+        low = torch.tril_indices(len(correlation), len(correlation), offset=-1)
         packed = (127 * correlation[low[0], low[1]]).round().clamp(-127, 127).to(torch.int8)
         return cls(rows.mean(0).float(), deviation.float(), packed)
 
