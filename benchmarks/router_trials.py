@@ -9,7 +9,8 @@ moments, the other half is routed; of the source, images that its statistics did
 
 Ways:
     evidence            log KL, the mean of all layers; the least answers (the router of the H200 records of 2026-11-19)
-    weighed layers      against the source, a layer counts as it tells the pack's own images from the source
+    weighed layers      against the source, a layer counts as it tells the pack's own images from the source, and at
+                        most 5 % of these go to the source
     sketches            between packs, the linear discriminant of four numbers per layer; against the source, evidence
     both                what `undrift.packs` does
     Gaussian            likelihood of each channel's mean and log-variance, spreads shared half and half
@@ -261,6 +262,25 @@ def measured(case: Case, way: Callable[[Case], Score]) -> dict[str, Any]:
     }
 
 
+def estimated(case: Case, folder: Path) -> dict[str, dict[str, float]]:
+    """Return what one pack beside the source would cost in accuracy, in points, on the mean of the packs.
+
+    The share of images that go to the wrong network, times what that network loses on them in the H200 records.
+    """
+    found = {}
+    for way in ("evidence", "both"):
+        lost: dict[str, list[float]] = {"source": [], "target": []}
+        for name, pair in case.packs.items():
+            record = json.loads((folder / f"{case.name}-{name}-ternary-s0.json").read_text("utf-8"))["ways"]
+            one = replace(case, packs={name: pair})
+            wrong = [1 - share for share in (measured(one, WAYS[way])[part] for part in ("source", "packs"))]
+            own, adapted = record["source network"], record["adapted alone"]
+            lost["source"].append(100 * wrong[0] * (own["source"] - adapted["source"]))
+            lost["target"].append(100 * wrong[1] * (adapted["target"] - own["target"]))
+        found[way] = {part: statistics.fmean(values) for part, values in lost.items()}
+    return found
+
+
 def refused(case: Case) -> dict[str, float]:
     """Return the share of images beyond the limit: of the packs' own domains, and of one whose pack is left out."""
     moments, own, other = case.moments(), list[float](), list[float]()
@@ -287,6 +307,12 @@ def page(record: Mapping[str, Any]) -> str:
             found = [100 * record["cases"][name]["ways"][way][part] for name in names]
             cells = [f"{value:.1f}" for value in (*found, statistics.fmean(found))]
             lines.append(f"| {title}: {way} | " + " | ".join(cells) + " |")
+    for way in ("evidence", "both"):
+        losses = [record["cases"][name]["estimated loss"][way] for name in names if name in PACS]
+        means = [statistics.fmean(one[part] for one in losses) for part in ("source", "target")]
+        cells = [f"{one['source']:.1f} / {one['target']:.1f}" for one in losses]
+        lines.append(f"| one pack, estimated loss, source / target: {way} | {' | '.join(cells)} | | ")
+        lines[-1] += f"{means[0]:.2f} / {means[1]:.2f} |"
     return "\n".join([*lines, "", f"{record['hardware']}, {record['date']}: `benchmarks/router_trials.py`."])
 
 
@@ -306,6 +332,7 @@ def main() -> None:
             "networks": ["source", *case.packs],
             "sketch bytes": max(sizes),
             "refused": refused(case),
+            "estimated loss": estimated(case, asked.results / "routing" / "pacs") if case.name in PACS else {},
             "ways": ways,
         }
     write_text(asked.results / "router_trials.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")

@@ -27,6 +27,9 @@ FLOOR = 1e-3
 
 TINY = 1e-12
 
+OWN_TO_SOURCE = 0.05
+"""The most of a pack's own images that may go to the source network."""
+
 FACT = "moments"
 """Under which name a pack says which layers its moments are of."""
 
@@ -42,6 +45,7 @@ class DomainMoments:
         images: how many they were taken from; 0 for a network's own running statistics, whose number nobody knows.
         level: the mean evidence of the domain's own images; `spread`: its standard deviation. None where unknown.
         weights: of the layers, where the domain is compared with the source; they sum to 1. None: all the same.
+        threshold: how much nearer than the source an image has to be, with these weights; 0 or less.
         sketch: of the domain's images, by which packs are told apart.
     """
 
@@ -52,6 +56,7 @@ class DomainMoments:
     level: float | None = None
     spread: float | None = None
     weights: Tensor | None = None
+    threshold: float = 0.0
     sketch: Sketch | None = None
 
     @classmethod
@@ -89,8 +94,10 @@ class DomainMoments:
         if weights is not None:
             sound = weights.shape == (len(layers),) and bool((weights >= 0).all()) and float(weights.sum()) > 0
             weights = weights.float() if sound else None
+        least = tensors.get("threshold")
+        threshold = 0.0 if least is None or weights is None or least.numel() != 1 else min(0.0, float(least))
         sketch = Sketch.read(tensors, len(layers)) if described.get("sketch") == VERSION else None
-        return cls(layers, mean, var, images, level, spread, weights, sketch)
+        return cls(layers, mean, var, images, level, spread, weights, threshold, sketch)
 
     def put(self, model: Perturbed) -> None:
         """Let a model's pack hold these moments."""
@@ -99,7 +106,7 @@ class DomainMoments:
         rows = {"mean": self.mean, "var": self.var, "evidence": torch.tensor([self.level, self.spread])}
         fact: dict[str, Any] = {"layers": dict(self.layers), "images": self.images}
         if self.weights is not None:
-            rows["weights"] = self.weights
+            rows |= {"weights": self.weights, "threshold": torch.tensor([self.threshold])}
         if self.sketch is not None:
             rows |= self.sketch.tensors()
             fact["sketch"] = VERSION
@@ -227,7 +234,8 @@ class Gathering:
         known = replace(found, level=float(evidence.mean()), spread=max(float(evidence.std()), 1e-3))
         if not whole:
             return known
-        return replace(known, weights=contrast(by_layer, own, source), sketch=Sketch.of(own))
+        weights, threshold = contrast(by_layer, own, source) or (None, 0.0)
+        return replace(known, weights=weights, threshold=threshold, sketch=Sketch.of(own))
 
     def _without(self, mean: Tensor | int, square: Tensor | int, images: int) -> DomainMoments:
         """Return the moments of the domain without some images, a row for each row of their sums."""
@@ -237,10 +245,14 @@ class Gathering:
         return DomainMoments(self._layers, rest.float(), (squares - rest.square()).clamp_min(0).float(), count)
 
 
-def contrast(own: Tensor, seen: ImageMoments, source: DomainMoments | None) -> Tensor | None:
-    """Return by which weights layers tell a domain's images from the source's; they sum to 1.
+def contrast(own: Tensor, seen: ImageMoments, source: DomainMoments | None) -> tuple[Tensor, float] | None:
+    """Return by which weights layers tell a domain's images from the source's, and from which sum on; None without any.
 
         weight = max(0, mean over images of d) / variance of d,   d = log KL to the source − log KL to the domain
+
+    The weights sum to 1. A domain's images are known, the source's are not: so the sum of weight · d need not be
+    positive, but as large as that of 95 % of the domain's own images. Where this takes in images of the source, the two
+    domains are near, and the adapted network knows them too.
 
     Args:
         own: log KL of the images to their own domain, images × layers.
@@ -256,7 +268,10 @@ def contrast(own: Tensor, seen: ImageMoments, source: DomainMoments | None) -> T
     weights = torch.zeros(len(seen.layers), dtype=torch.float64, device=apart.device)
     weights[columns] = apart.mean(0).clamp_min(0) / apart.var(0).clamp_min(1e-6)
     whole = float(weights.sum())
-    return (weights / whole).float() if whole > 0 else None
+    if whole <= 0:
+        return None
+    weights /= whole
+    return weights.float(), min(0.0, float((apart @ weights[columns]).quantile(OWN_TO_SOURCE)))
 
 
 def sigmas_away(evidence: Tensor, moments: DomainMoments) -> Tensor:

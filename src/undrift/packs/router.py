@@ -98,7 +98,7 @@ class Router:
 
     def _lead(self, source: Tensor, own: Tensor, number: int) -> Tensor:
         """Return by how much images are nearer to a pack than to the source."""
-        apart, weights = source - own, self.compared[number].weights
-        if weights is None or not bool(weights.sum() > 0):
+        apart, kept = source - own, self.compared[number]
+        if kept.weights is None or not bool(kept.weights.sum() > 0):
             return apart.mean(1)
-        return apart @ weights / weights.sum()
+        return apart @ kept.weights / kept.weights.sum() - kept.threshold
