@@ -7,6 +7,7 @@ the pack with the greatest linear discriminant is the nearest: what images of on
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -33,15 +34,21 @@ def numbers(seen: ImageMoments) -> Tensor:
     """Return the sketch of each image, images × 4·layers."""
     var = seen.var.nan_to_num(0.0).clamp_min(FLOOR)  # one position has no variance
     parts = [seen.mean / (var + seen.mean.square()).sqrt(), var.log()]
-    sizes = list(seen.layers.values())
-    sums = [part @ _signs(part.shape[1], part) for rows in parts for part in rows.split(sizes, dim=1)]
-    return torch.cat(sums, 1).nan_to_num(0.0, 0.0, 0.0)
+    signs = _signs(tuple(seen.layers.values()), var.device)
+    # What is not finite counts as 0 before the product, which would carry it into every layer's sums.
+    return torch.cat([part.nan_to_num(0.0, 0.0, 0.0) @ signs for part in parts], 1)
 
 
-def _signs(channels: int, like: Tensor) -> Tensor:
-    """Return the signs of the sums over so many channels, channels × 2, scaled to keep variances."""
-    signs = [[1 - 2 * ((channel & row).bit_count() % 2) for row in ROWS] for channel in range(channels)]
-    return like.new_tensor(signs) / channels**0.5
+@lru_cache(maxsize=8)
+def _signs(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the signs of all layers' sums, channels × 2·layers, scaled to keep variances; 0 for other layers."""
+    with torch.inference_mode(False):
+        blocks = [
+            torch.tensor([[1 - 2 * ((channel & row).bit_count() % 2) for row in ROWS] for channel in range(size)])
+            / size**0.5
+            for size in sizes
+        ]
+        return torch.block_diag(*blocks).to(device)
 
 
 @dataclass(frozen=True)
