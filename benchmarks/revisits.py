@@ -9,7 +9,7 @@ Predicted: with packs, first batches of later visits within 1 point of the last 
 without packs several points worse, most for methods that learn much.
 
 Command:   python benchmarks/revisits.py --data ../shared/data/cifar10 [--method undrift] [--development]
-Hardware:  a GPU; with --development --images 300 --batch 50 --visits 3, two CPU cores.
+Hardware:  a GPU; with --development --method tent --images 200 --batch 50 --visits 2, two CPU cores and 3 minutes.
 Seeds:     0.
 Output:    revisits.json under --results, and a table on the terminal.
 """
