@@ -254,6 +254,19 @@ def of_script(name: str, request: Request) -> str:
     return page(json.loads(place.read_text(encoding="utf-8"))).strip()
 
 
+def routing(request: Request) -> str:
+    """Return what routing.py measured on PACS."""
+    tables: Callable[[Path], str] = runpy.run_path(str(ROOT / "benchmarks" / "routing.py"))["page"]
+    return tables(request.results / "routing" / "pacs")
+
+
+def routing_times(request: Request) -> str:
+    """Return how long packs take, GPU first."""
+    found = [saved(request, f"routing-times-{device}") for device in ("cuda", "cpu")]
+    tables: Callable[[Any], str] = runpy.run_path(str(ROOT / "benchmarks" / "routing.py"))["page_of_times"]
+    return tables([one for one in found if one])
+
+
 RESULTS = "docs/explanation/results"
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "README.md": {"summary": partial(online, "online-c10", only=SUMMARY, records="benchmarks/results")},
@@ -267,6 +280,12 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/explanation/is-it-helping.md": {"helping": partial(of_script, "helping")},
     "docs/how-to/serve.md": {"serving": partial(of_script, "serving")},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
+    "docs/explanation/packs.md": {"compression": partial(of_script, "compression"), "routing-times": routing_times},
+    "docs/explanation/routing.md": {
+        "router-trials": partial(of_script, "router_trials"),
+        "routing": routing,
+        "revisits": partial(of_script, "revisits"),
+    },
     "docs/explanation/speed.md": {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
         "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),

@@ -9,7 +9,7 @@ Predicted: with packs, first batches of later visits within 1 point of the last 
 without packs several points worse, most for methods that learn much.
 
 Command:   python benchmarks/revisits.py --data ../shared/data/cifar10 [--method undrift] [--development]
-Hardware:  a GPU; with --development --images 300 --batch 50 --visits 3, two CPU cores.
+Hardware:  a GPU; with --development --method tent --images 200 --batch 50 --visits 2, two CPU cores and 3 minutes.
 Seeds:     0.
 Output:    revisits.json under --results, and a table on the terminal.
 """
@@ -31,6 +31,21 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.data import cifar10
 
 FIVE = ("gaussian_noise", "glass_blur", "snow", "contrast", "jpeg_compression")
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the table for docs/explanation/routing.md."""
+    parts = ("first visit, last batches", "second visit, first batch", "later visits, first batches", "error")
+    lines = [f"| error % | | {' | '.join(parts[:3])} | all |", "|---|---|---:|---:|---:|---:|"]
+    for one in record.values():
+        title = (
+            f"{one['network']}, `{one['method']}`, {len(one['corruptions'])} corruptions, {one['visits']} visits of "
+        )
+        title += f"{one['images']:,} images in batches of {one['batch']} ({one['hardware']})"
+        for way, found in one["ways"].items():
+            lines.append(f"| {title} | {way} | " + " | ".join(f"{found[part]:.1f}" for part in parts) + " |")
+            title = ""
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -54,6 +54,9 @@ from undrift_bench.data import cifar10
 
 SIZE = 250  # images of a batch that is answered
 
+ROUTER = "sketches"
+"""By what packs are chosen; records that do not say were made by evidence alone, every layer alike."""
+
 
 @contextmanager
 def mine(place: Path) -> Iterator[bool]:
@@ -215,7 +218,7 @@ class Pacs:
         return self.about(seed) | {
             "names": list(packs.names),
             "domains": by_domain,
-            "mean": whole,
+            "whole": whole,
             "unknown": packs.unknown,
             "images": len(labels),
             "short": {way: round(100 * v, 1) for way, v in whole.items()},
@@ -223,8 +226,65 @@ class Pacs:
 
     def about(self, seed: int) -> dict[str, Any]:
         """Return what every record says."""
-        kind = {"method": self.asked.method, "mean": self.asked.mean, "epochs": self.asked.epochs, "seed": seed}
+        kind = {
+            "router": ROUTER,
+            "method": self.asked.method,
+            "mean": self.asked.mean,
+            "epochs": self.asked.epochs,
+            "seed": seed,
+        }
         return machine(self.device) | kind | {"precision": self.request.precision}
+
+
+def page(folder: Path) -> str:
+    """Return the tables of PACS for docs/explanation/routing.md: all seeds there are, and by which router."""
+    found = [json.loads(place.read_text("utf-8")) | {"file": place.stem} for place in sorted(folder.glob("*.json"))]
+    lines = []
+    for router in dict.fromkeys(one.get("router", "evidence alone") for one in found):
+        own = [one for one in found if one.get("router", "evidence alone") == router]
+        tasks, mixed = [one for one in own if "ways" in one], [one for one in own if "domains" in one]
+        where = f"{own[0]['hardware']}, {own[0]['date']}; {1 + max(one['seed'] for one in own)} seed(s)"
+        lines += [f"Router: {router} ({where}). Accuracy %, held-out source / target:", ""]
+        ways = list(tasks[0]["ways"])
+        lines += [f"| task | {' | '.join(ways)} | pack, MB |", "|---|" + "---:|" * (len(ways) + 1)]
+        by_task: dict[str, list[Any]] = {}
+        for one in tasks:
+            by_task.setdefault(one["file"].split(f"-{one['mean']}")[0], []).append(one)
+        for task, seeds in by_task.items():
+            lines.append(_row(task.replace("_painting", "").replace("-", " → "), ways, seeds))
+        lines += [_row("mean", ways, tasks), ""]
+        lines += ["Four domains mixed image by image, three packs, mean accuracy % of the domains:", ""]
+        lines += ["| source network | routed | oracle | images to the right network, % |", "|---|---:|---:|---|"]
+        for one in mixed:
+            right = []
+            for number, (domain, got) in enumerate(one["domains"].items()):
+                right.append(f"{domain.replace('_painting', '')} {100 * got['given to'][number]:.0f}")
+            whole = one["mean"] if isinstance(one["mean"], dict) else one["whole"]
+            cells = [next(iter(one["domains"])).replace("_painting", "")]
+            cells += [f"{100 * whole[way]:.1f}" for way in ("routed", "oracle")]
+            lines.append("| " + " | ".join([*cells, ", ".join(right)]) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") or "Not measured yet."
+
+
+def _row(name: str, ways: list[str], records: list[Any]) -> str:
+    def mean(way: str, part: str) -> float:
+        return 100 * statistics.fmean(one["ways"][way][part] for one in records)
+
+    cells = [f"{mean(way, 'source'):.1f} / {mean(way, 'target'):.1f}" for way in ways]
+    size = statistics.fmean(one["bytes"] for one in records) / 1e6
+    return "| " + " | ".join([name, *cells, f"{size:.1f}"]) + " |"
+
+
+def page_of_times(records: list[dict[str, Any]]) -> str:
+    """Return the table of times for docs/explanation/packs.md."""
+    if not records:
+        return "Not measured yet."
+    head = [f"{one['hardware']}, batch {one['batch']}, {one['side']} pixels" for one in records]
+    lines = [f"| ResNet-50, ms | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
+    for what in records[0]["milliseconds"]:
+        lines += [f"| {what} | " + " | ".join(f"{one['milliseconds'][what]:.1f}" for one in records) + " |"]
+    return "\n".join(lines)
 
 
 # CIFAR-10-C -----------------------------------------------------------------------------------------------------

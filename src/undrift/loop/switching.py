@@ -143,7 +143,9 @@ class Switching:
                 "keep it then."
             )
         domain = self.domains[self.current]
-        moments = domain.gathering.moments() or domain.moments
+        with self.model.off() as net:
+            source = DomainMoments.of_source(root_of(net))
+        moments = domain.gathering.moments(whole=True, source=source) or domain.moments
         assert moments is not None, "a domain that was met has moments"
         moments.put(self.model)
         self.model.facts["images"] = moments.images
@@ -175,7 +177,7 @@ class Switching:
         self._window = None if window is None else ImageMoments(window[0], window[1].to(device), window[2].to(device))
         self.domains = {}
         for name, kept in state["domains"].items():
-            moments = None if kept["moments"] is None else DomainMoments(**kept["moments"]).to(device)
+            moments = None if kept["moments"] is None else DomainMoments.of_state(kept["moments"]).to(device)
             self.domains[name] = domain = Domain(moments, kept["learned"], files.get(name))
             domain.gathering.load_state_dict(kept["gathered"])
 

@@ -3,7 +3,8 @@
     e = mean over norm layers of log (mean over channels of KL(N(μ, v) ‖ N(kept mean, kept variance)))
 
 μ and v are an image's own, over positions, at the inputs of the norm layers of the source network; so one pass of that
-network compares an image with every pack. The logarithm gives each layer the same say, whatever its scale.
+network compares an image with every pack. The logarithm gives each layer the same say, whatever its scale. Between the
+source and one pack, a layer's say is how well it tells the pack's own images from the source: `contrast`.
 """
 
 import copy
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.packs.moments import ImageMoments, looked_at
+from undrift.packs.sketch import VERSION, Sketch
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.system.private import BatchNorm
@@ -24,6 +26,9 @@ FLOOR = 1e-3
 """The least variance of an image's channel, in units of the domain's: a constant one would be infinitely far."""
 
 TINY = 1e-12
+
+OWN_TO_SOURCE = 0.05
+"""The most of a pack's own images that may go to the source network."""
 
 FACT = "moments"
 """Under which name a pack says which layers its moments are of."""
@@ -39,6 +44,9 @@ class DomainMoments:
         var: over positions and images.
         images: how many they were taken from; 0 for a network's own running statistics, whose number nobody knows.
         level: the mean evidence of the domain's own images; `spread`: its standard deviation. None where unknown.
+        weights: of the layers, where the domain is compared with the source; they sum to 1. None: all the same.
+        threshold: how much nearer than the source an image has to be, with these weights; 0 or less.
+        sketch: of the domain's images, by which packs are told apart.
     """
 
     layers: Mapping[str, int]
@@ -47,6 +55,9 @@ class DomainMoments:
     images: int = 0
     level: float | None = None
     spread: float | None = None
+    weights: Tensor | None = None
+    threshold: float = 0.0
+    sketch: Sketch | None = None
 
     @classmethod
     def of_source(cls, net: nn.Module) -> "DomainMoments | None":
@@ -79,28 +90,54 @@ class DomainMoments:
         sizes = sum(layers.values())
         if not layers or min(layers.values()) < 1 or mean.shape != (sizes,) or var.shape != (sizes,) or spread <= 0:
             return None
-        return cls(layers, mean, var, images, level, spread)
+        weights = tensors.get("weights")
+        if weights is not None:
+            sound = weights.shape == (len(layers),) and bool((weights >= 0).all()) and float(weights.sum()) > 0
+            weights = weights.float() if sound else None
+        least = tensors.get("threshold")
+        threshold = 0.0 if least is None or weights is None or least.numel() != 1 else min(0.0, float(least))
+        sketch = Sketch.read(tensors, len(layers)) if described.get("sketch") == VERSION else None
+        return cls(layers, mean, var, images, level, spread, weights, threshold, sketch)
 
     def put(self, model: Perturbed) -> None:
         """Let a model's pack hold these moments."""
         if self.level is None or self.spread is None:
             return
         rows = {"mean": self.mean, "var": self.var, "evidence": torch.tensor([self.level, self.spread])}
-        model.router.update({name: row.detach().cpu() for name, row in rows.items()})
-        model.facts[FACT] = {"layers": dict(self.layers), "images": self.images}
+        fact: dict[str, Any] = {"layers": dict(self.layers), "images": self.images}
+        if self.weights is not None:
+            rows |= {"weights": self.weights, "threshold": torch.tensor([self.threshold])}
+        if self.sketch is not None:
+            rows |= self.sketch.tensors()
+            fact["sketch"] = VERSION
+        model.router = {name: row.detach().cpu() for name, row in rows.items()}
+        model.facts[FACT] = fact
 
     def state(self) -> dict[str, Any]:
-        """Return the moments as plain values and tensors."""
-        return {**vars(self), "layers": dict(self.layers)}
+        """Return the moments as plain values and tensors; the reverse of `of_state`."""
+        sketch = None if self.sketch is None else dict(vars(self.sketch))
+        return {**vars(self), "layers": dict(self.layers), "sketch": sketch}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> "DomainMoments":
+        """Return the moments of a state."""
+        sketch = state.get("sketch")
+        return cls(**{**state, "sketch": None if sketch is None else Sketch(**sketch)})
 
     def to(self, device: torch.device) -> "DomainMoments":
         """Return the moments on a device."""
-        return replace(self, mean=self.mean.to(device), var=self.var.to(device))
+        weights = None if self.weights is None else self.weights.to(device)
+        return replace(self, mean=self.mean.to(device), var=self.var.to(device), weights=weights)
 
     def only(self, layers: Sequence[str]) -> "DomainMoments":
-        """Return the moments of some of the layers, in that order."""
+        """Return the moments of some of the layers, in that order; a sketch is of all of them."""
+        if list(layers) == list(self.layers):
+            return self
         mean, var = (_picked(part, self.layers, layers) for part in (self.mean, self.var))
-        return replace(self, layers={name: self.layers[name] for name in layers}, mean=mean, var=var)
+        own = list(self.layers)
+        weights = None if self.weights is None else self.weights[[own.index(name) for name in layers]]
+        fewer = {name: self.layers[name] for name in layers}
+        return replace(self, layers=fewer, mean=mean, var=var, weights=weights, sketch=None)
 
     def evidence(self, seen: ImageMoments) -> Tensor:
         """Return for each image how far it is from this domain: the smaller, the better known."""
@@ -176,8 +213,13 @@ class Gathering:
         """Go on from what was gathered."""
         vars(self).update(copy.deepcopy(dict(state)))
 
-    def moments(self) -> DomainMoments | None:
-        """Return what was gathered; None where no image was."""
+    def moments(self, whole: bool = False, source: DomainMoments | None = None) -> DomainMoments | None:
+        """Return what was gathered; None where no image was.
+
+        Args:
+            whole: with what a router asks of a pack beside the moments: the weights of layers, and a sketch.
+            source: the source network's moments, which the weights compare with.
+        """
         if self._sums is None or not self.images:
             return None
         found = self._without(0, 0, 0)
@@ -187,8 +229,13 @@ class Gathering:
         # Each image is compared with all others: few images are near their own mean, and no other image is.
         wide = own.mean.to(self._sums[0])
         others = self._without(wide, own.var.nan_to_num(0.0).to(wide) + wide.square(), 1)
-        evidence = others.evidence(own).double()
-        return replace(found, level=float(evidence.mean()), spread=max(float(evidence.std()), 1e-3))
+        by_layer = others.by_layer(own).log().double()
+        evidence = by_layer.mean(1)
+        known = replace(found, level=float(evidence.mean()), spread=max(float(evidence.std()), 1e-3))
+        if not whole:
+            return known
+        weights, threshold = contrast(by_layer, own, source) or (None, 0.0)
+        return replace(known, weights=weights, threshold=threshold, sketch=Sketch.of(own))
 
     def _without(self, mean: Tensor | int, square: Tensor | int, images: int) -> DomainMoments:
         """Return the moments of the domain without some images, a row for each row of their sums."""
@@ -196,6 +243,35 @@ class Gathering:
         count = self.images - images
         rest, squares = ((whole - part) / count for whole, part in zip(self._sums, (mean, square), strict=True))
         return DomainMoments(self._layers, rest.float(), (squares - rest.square()).clamp_min(0).float(), count)
+
+
+def contrast(own: Tensor, seen: ImageMoments, source: DomainMoments | None) -> tuple[Tensor, float] | None:
+    """Return by which weights layers tell a domain's images from the source's, and from which sum on; None without any.
+
+        weight = max(0, mean over images of d) / variance of d,   d = log KL to the source − log KL to the domain
+
+    The weights sum to 1. A domain's images are known, the source's are not: so the sum of weight · d need not be
+    positive, but as large as that of 95 % of the domain's own images. Where this takes in images of the source, the two
+    domains are near, and the adapted network knows them too.
+
+    Args:
+        own: log KL of the images to their own domain, images × layers.
+        seen: the images.
+        source: the source's moments; without any there is nothing to weigh.
+    """
+    if source is None or not set(source.layers) & set(seen.layers):
+        return None
+    names = [name for name, size in seen.layers.items() if source.layers.get(name) == size]
+    away = source.to(seen.mean.device).only(names).by_layer(seen).log().double()
+    columns = [list(seen.layers).index(name) for name in names]
+    apart = away - own[:, columns]
+    weights = torch.zeros(len(seen.layers), dtype=torch.float64, device=apart.device)
+    weights[columns] = apart.mean(0).clamp_min(0) / apart.var(0).clamp_min(1e-6)
+    whole = float(weights.sum())
+    if whole <= 0:
+        return None
+    weights /= whole
+    return weights.float(), min(0.0, float((apart @ weights[columns]).quantile(OWN_TO_SOURCE)))
 
 
 def sigmas_away(evidence: Tensor, moments: DomainMoments) -> Tensor:

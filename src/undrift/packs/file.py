@@ -41,8 +41,8 @@ def save(
     is written whole or not at all.
 
     The file also holds `model.facts`, JSON values by name, with the day (UTC) of the first save as `created`; `adapt`
-    and `stream` put the number of `images` there. And it holds `model.router`, float tensors by name, for whoever
-    chooses between packs. `inspect` gives both back, and so does `load`.
+    and `stream` put the number of `images` there. And it holds `model.router`, float or int8 tensors by name, for
+    whoever chooses between packs. `inspect` gives both back, and so does `load`.
 
     Args:
         model: a perturbed network.
@@ -76,7 +76,10 @@ def save(
     model.settle()  # a plain pass that Ctrl-C stopped has not
     exact = plain_tensors(model)  # first, as it says where a state diverged
     texts, facts = header(model, source), facts_of(model, name)
-    router = {key: finite(ROUTER + key, tensor) for key, tensor in model.router.items()}
+    router = {
+        key: tensor.cpu().contiguous() if tensor.dtype == torch.int8 else finite(ROUTER + key, tensor)
+        for key, tensor in model.router.items()
+    }
     shifts = mean_shifts(model, mean)
     kept = {key: tensor for key, tensor in exact.items() if key not in shifts}
     tensors, entries = Sections(kept, shifts, router, facts).written()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from undrift.packs.evidence import FACT, Gathering
+from undrift.packs.evidence import FACT, DomainMoments, Gathering
 from undrift.packs.moments import watching
 from undrift.posterior.attached import root_of
 from undrift.posterior.perturbed import Perturbed
@@ -45,5 +45,6 @@ def knowing(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None
             gathering.add(seen)
 
         yield know
-    if (moments := gathering.moments()) is not None:
+    source = DomainMoments.of_source(root_of(model.net))
+    if (moments := gathering.moments(whole=True, source=source)) is not None:
         moments.put(model)

@@ -1,6 +1,6 @@
 """Compress the mean of a domain: the shifts of all weights that were trained, by the name of a scheme.
 
-benchmarks/pack_size.py compares them: docs/explanation/packs.md.
+benchmarks/compression.py compares them: docs/explanation/packs.md.
 """
 
 from collections.abc import Callable, Mapping

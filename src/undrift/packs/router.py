@@ -1,4 +1,8 @@
-"""Choose a pack for each image by the moments of its domain, without labels or source images."""
+"""Choose a pack for each image by the moments of its domain, without labels or source images.
+
+First the packs: the nearest is told by their sketches, or by evidence where one of them holds no sketch. Then it meets
+the source: the evidence of both, with the pack's own weights of layers, says which of the two answers.
+"""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from undrift.packs.evidence import DomainMoments, common_layers, sigmas_away
 from undrift.packs.moments import ImageMoments
+from undrift.packs.sketch import Discriminant
 
 SOURCE = "source"
 
@@ -22,7 +27,8 @@ class Routes:
     """Which network each image of a batch belongs to.
 
     Attributes:
-        evidence: images × networks, the smaller the nearer; NaN where a network has no moments.
+        evidence: images × networks, the smaller the nearer, all layers alike; NaN where a network has no moments. The
+            choice weighs them otherwise, so the least is not always the nearest.
         sigmas: how many standard deviations further than a pack's own images; NaN for the source network.
         choice: number of the network that answers, 0 for the source.
         nearest: number of the nearest network.
@@ -49,6 +55,12 @@ class Router:
         # What is compared has to be seen by all; how far an image is from one pack, that pack says alone.
         layers = common_layers(list(self.moments.values())) if self.moments else []
         self.compared = {number: kept.only(layers) for number, kept in self.moments.items()} if layers else {}
+        packs = {number: kept for number, kept in self.moments.items() if number}
+        sketches = [kept.sketch for kept in packs.values() if kept.sketch is not None]
+        self._discriminant: Discriminant | None = None
+        if 1 < len(packs) == len(sketches) and len({tuple(kept.layers.items()) for kept in packs.values()}) == 1:
+            self._discriminant = Discriminant(sketches, device)
+            self._order = tuple(next(iter(packs.values())).layers.items())
 
     @property
     def can_choose(self) -> bool:
@@ -56,14 +68,37 @@ class Router:
         return any(self.compared)
 
     def routes(self, seen: ImageMoments, limit: float = LIMIT) -> Routes:
-        """Return which network each image belongs to: the one with the least evidence of another domain."""
+        """Return which network each image belongs to."""
         evidence = seen.mean.new_full((len(seen), len(self.names)), math.nan)
-        sigmas = evidence.clone()
+        sigmas, by_layer = evidence.clone(), dict[int, Tensor]()
         for number, kept in self.compared.items():
-            evidence[:, number] = kept.evidence(seen)
+            by_layer[number] = kept.by_layer(seen).log()
+            evidence[:, number] = by_layer[number].mean(1)
             whole = self.moments[number]
             own = evidence[:, number] if whole.layers.keys() == kept.layers.keys() else whole.evidence(seen)
             sigmas[:, number] = sigmas_away(own, whole)
-        nearest = evidence.nan_to_num(nan=math.inf).argmin(1)
+        nearest = self._nearest_pack(evidence, seen)
+        if 0 in by_layer:
+            rows = torch.arange(len(seen), device=nearest.device)
+            leads = [self._lead(by_layer[0], by_layer[number], number) for number in by_layer if number]
+            lead = evidence.new_full(evidence.shape, -math.inf)
+            lead[:, [number for number in by_layer if number]] = torch.stack(leads, 1)
+            nearest = torch.where(lead[rows, nearest] > 0, nearest, 0)
         known = ~(sigmas.gather(1, nearest[:, None])[:, 0] > limit)  # also where the source is nearest: NaN
         return Routes(evidence, sigmas, torch.where(known, nearest, 0), nearest, known)
+
+    def _nearest_pack(self, evidence: Tensor, seen: ImageMoments) -> Tensor:
+        """Return the number of the nearest pack of each image."""
+        if self._discriminant is not None and tuple(seen.layers.items()) == self._order:
+            numbers = torch.tensor([number for number in self.moments if number], device=evidence.device)
+            return numbers[self._discriminant.scores(seen).argmax(1)]
+        away = evidence.nan_to_num(nan=math.inf)
+        away[:, 0] = math.inf
+        return away.argmin(1)
+
+    def _lead(self, source: Tensor, own: Tensor, number: int) -> Tensor:
+        """Return by how much images are nearer to a pack than to the source."""
+        apart, kept = source - own, self.compared[number]
+        if kept.weights is None or not bool(kept.weights.sum() > 0):
+            return apart.mean(1)
+        return apart @ kept.weights / kept.weights.sum() - kept.threshold
