@@ -107,7 +107,7 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
-        self.model.facts = {"images": self.report.images - self.report.skipped}
+        self._state_facts()
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
         if self._single == 2 and self.gather is None:  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
@@ -182,6 +182,11 @@ class Stream(Iterator[Prediction]):
                 self.gather.load(state, device_of(self.model))
             if self.switching is not None:
                 self.switching.load_state_dict(state["switching"])
+            if self.report.images:  # a stream that was stopped at its end has no next batch
+                self._state_facts()
+
+    def _state_facts(self) -> None:
+        self.model.facts = {"images": self.report.images - self.report.skipped}
 
     @property
     def domain(self) -> str | None:
