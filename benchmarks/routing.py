@@ -29,7 +29,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,6 @@ def write(place: Path, record: dict[str, Any]) -> None:
     print(place.stem, json.dumps(record.get("short", {})), flush=True)
 
 
-def accuracy(
-    ask: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor, prepared: Callable[[Tensor], Tensor]
-) -> float:
-    """Return the share of right answers; `ask` gives labels of a batch."""
-    right = 0
-    for part, truth in zip(images.split(SIZE), labels.split(SIZE), strict=True):
-        right += int((ask(prepared(part)).cpu() == truth.cpu()).sum())
-    return right / len(labels)
-
-
 # PACS -----------------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +94,7 @@ class Pacs:
         self.domains = Images(self.made_of, request)
         self.sources = Sources(self.made_of, self.domains, request)
         self.centre = CentreView.of(self.made_of.preprocess, request.fast)
-        self.packs = (asked.cache or Path(tempfile.mkdtemp())) / "packs"
+        self.packs = asked.packs or (asked.cache or Path(tempfile.mkdtemp())) / "packs"
         epochs = "" if asked.epochs is None else f"-e{asked.epochs}"
         self.suffix = f"-{asked.mean}{epochs}" + ("-tiny" if asked.tiny else "")
         self.folder = asked.results / "routing" / "pacs"
@@ -126,8 +116,9 @@ class Pacs:
                         write(place, self.mixture(source, others, seed))
 
     def pack(self, source: str, target: str, seed: int) -> Path:
-        """Return where a pack lies."""
-        return self.packs / f"{source}-{target}{self.suffix}-s{seed}.safetensors"
+        """Return where a pack lies; those of `undrift bench offline --set packs=FOLDER` are named by their method."""
+        suffix = self.suffix if self.asked.packs is None else f"-{self.asked.method}"
+        return self.packs / f"{source}-{target}{suffix}-s{seed}.safetensors"
 
     def source(self, domain: str, seed: int) -> nn.Module:
         """Return a copy of a source network on the device."""
@@ -139,40 +130,56 @@ class Pacs:
         net, domain = self.source(source, seed), self.domains(target)
         home = self.sources.held_out(source, seed)
         begun = time.monotonic()
-        windows = RandomView(**vars(self.centre))
-        torch.manual_seed(seed)
+        place = self.pack(source, target, seed)
         with quickly(self.device, self.request.fast):
-            model = undrift.adapt(
-                net,
-                domain.prepared(windows),
-                method=self.asked.method,
-                epochs=self.asked.epochs or self.made_of.epochs,
-                clean=domain.prepared(self.centre),
-                generator=torch.Generator().manual_seed(seed),
-                progress=False,
-            ).model
-            assert model is not None
-            model.preprocess = self.made_of.preprocess
-            place = self.pack(source, target, seed)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            size = undrift.save(model, place, mean=self.asked.mean, name=target)
-            packs = undrift.packs(model.remove(), place)
-            rows = {"source": home, "target": domain}
-            found: dict[str, Any] = {}
-            for way in ("source network", "adapted alone", "routed"):
-                name = {"source network": "source", "adapted alone": target}.get(way)
-                with nullcontext() if name is None else packs.using(name):
-                    found[way] = {row: self.score(packs, images) for row, images in rows.items()}
+            if not place.is_file():
+                self.learn(net, domain, place, seed)
+            packs = undrift.packs(net, place)
+            found: dict[str, Any] = {"source network": {}, "adapted alone": {}, "routed": {}}
+            for row, images in {"source": home, "target": domain}.items():
+                with packs.using("source"):
+                    own = self.ask(packs, images.images)
+                with packs.using(target):
+                    adapted = self.ask(packs, images.images)
+                chosen = self.ask(packs, images.images, "choice", samples=1, views=())
+                ways = (own, adapted, torch.where(chosen == 0, own, adapted))
+                for way, labels in zip(found, ways, strict=True):
+                    found[way][row] = float((labels == images.labels.cpu()).float().mean())
         found["told"] = {"source": found["source network"]["source"], "target": found["adapted alone"]["target"]}
         for scores in found.values():
             s, t = scores["source"], scores["target"]
             scores["harmonic"] = 2 * s * t / max(s + t, 1e-9)
         short = {way: [round(100 * v, 1) for v in scores.values()] for way, scores in found.items()}
-        return self.about(seed) | {"bytes": size, "seconds": time.monotonic() - begun, "ways": found, "short": short}
+        return self.about(seed) | {
+            "bytes": place.stat().st_size,
+            "seconds": time.monotonic() - begun,
+            "ways": found,
+            "short": short,
+        }
 
-    def score(self, packs: undrift.Packs, domain: Any) -> float:
-        """Return the accuracy on a domain."""
-        return accuracy(lambda x: packs.predict(x, generator=0).label, domain.images, domain.labels, self.centre)
+    def learn(self, net: nn.Module, domain: Any, place: Path, seed: int) -> None:
+        """Adapt a network to a domain, save what it learned, and give the network back."""
+        windows = RandomView(**vars(self.centre))
+        torch.manual_seed(seed)
+        model = undrift.adapt(
+            net,
+            domain.prepared(windows),
+            method=self.asked.method,
+            epochs=self.asked.epochs or self.made_of.epochs,
+            clean=domain.prepared(self.centre),
+            generator=torch.Generator().manual_seed(seed),
+            progress=False,
+        ).model
+        assert model is not None
+        model.preprocess = self.made_of.preprocess
+        place.parent.mkdir(parents=True, exist_ok=True)
+        undrift.save(model, place, mean=self.asked.mean, name=domain.name)
+        model.remove()
+
+    def ask(self, packs: undrift.Packs, images: Tensor, what: str = "label", **how: Any) -> Tensor:
+        """Return the labels of images, or to which pack each was given."""
+        parts = (packs.predict(self.centre(part), generator=0, **how) for part in images.split(SIZE))
+        return torch.cat([getattr(p, what).cpu() for p in parts])
 
     def mixture(self, source: str, targets: list[str], seed: int) -> dict[str, Any]:
         """Answer all four domains mixed image by image with three packs."""
@@ -189,14 +196,13 @@ class Pacs:
                 p = packs.predict(self.centre(part), generator=0)
                 chosen.append(p.choice.cpu())
                 answers.append(p.label.cpu())
-            told = torch.empty_like(labels)
+            choice, label = torch.cat(chosen), torch.cat(answers)
+            told = label.clone()  # where the router is right, the oracle's answer is its own
             for number, name in enumerate(packs.names):
                 with packs.using(name):
-                    rows = (own == number).nonzero()[:, 0]
-                    told[rows] = torch.cat(
-                        [packs.predict(self.centre(images[r]), generator=0).label.cpu() for r in rows.split(SIZE)]
-                    )
-        choice, label = torch.cat(chosen), torch.cat(answers)
+                    rows = ((own == number) & (choice != number)).nonzero()[:, 0]
+                    if len(rows):
+                        told[rows] = self.ask(packs, images[rows])
         by_domain = {
             name: {
                 "routed": float((label == labels)[own == i].float().mean()),
@@ -367,6 +373,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--cache", type=Path, help="for decoded images, source networks and packs")
+    parser.add_argument("--packs", type=Path, help="pacs: packs of `undrift bench offline --set packs=FOLDER`")
     parser.add_argument("--resnet50", type=Path)
     parser.add_argument("--network", default="wrn40_2")
     parser.add_argument("--weights", type=Path, help="of --network; default: wrn40_2.safetensors in --data")

@@ -63,8 +63,9 @@ def predict(
         mode: "full", the average of `samples` draws; or "fast", an approximation of it.
         fold_limit: most rows (images × draws) of a pass; 0 makes one pass per draw. Default: 2,048, on a CPU 32, and
             less where memory ends.
-        views: views of an image to average over as well, under which no label changes: "mirror", "shift". Each has
-            draws of its own, so two views double the time. Default: the option `answer_views`, without "auto".
+        views: views of an image to average over as well, under which no label changes: "mirror", "shift". Draws look
+            at the views in turn, so with as many draws as views they cost nothing. Default: the option
+            `answer_views`, without "auto".
         tile: where the network answers each pixel, look at tiles of this side, and average where they overlap.
 
     Examples:

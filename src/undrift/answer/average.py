@@ -45,15 +45,17 @@ def average_finite(
 
     Args:
         finite: for each image of the batch, whether it is among these; None where all are.
-        views: of the images, to average over; none of them: the images alone. Each has so many draws of its own.
+        views: of the images, to average over; none of them: the images alone. Draws look at the views in turn, and at
+            each of them once at least.
     """
     views = views or [SAME]
+    draws = max(samples, len(views))
     seen = [view(images) for view in views]
-    draws = max(samples, 1) * len(seen)
+    looks = [seen[number % len(seen)] for number in range(draws)]
     with ExitStack() as stack:
         if isinstance(model, Perturbed):
             stack.enter_context(model.mean() if samples == 0 else model.rest())
-        passes = draw(model, seen * max(samples, 1), fold_limit, partial(forward, model, given=images))
+        passes = draw(model, looks, fold_limit, partial(forward, model, given=images))
         if len(views) > 1:
             passes = _in_place(passes, cycle(views), len(images))
         softmaxes = ((logits if temperature == 1 else logits / temperature).softmax(dim=1) for logits in passes)

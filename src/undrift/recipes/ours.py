@@ -28,14 +28,7 @@ _POSTERIOR = PAPER.replace(
 # full weight; under SGD its gradient diverges, so its part about the mean is solved in closed form.
 _OVER_EPOCHS: dict[str, object] = {
     **_SHOT,
-    "likelihood": partial(
-        Nrc,
-        neighbours=5,
-        second_neighbours=5,
-        late_neighbours=None,
-        late_second_neighbours=None,
-        statistics_first=True,
-    ),
+    "likelihood": partial(Nrc, statistics_first=True),
     "kl_weight": 1.0,
     "kl_mean": "closed",
     "skip_first": 1,

@@ -22,6 +22,7 @@ EXTRA: dict[str, tuple[str, ...]] = {
     "head": STREAMS,
     "posterior": STREAMS,
     "shared": CELLS,
+    "packs": DOMAINS,
 }
 """The values of `--set` by name, and the benchmarks that read each; a new benchmark adds its own here."""
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class Adapting:
             with _source_mask(model):
                 on_source = self.scores(model, self.sources.held_out(task.source, cell.seed), recipe.batch_size)
             more = {} if look is None else look(self, cell, model)
+        self._keep(cell, task, model)
         return {
             "accuracy": on_target.accuracy,
             "nll": on_target.nll,
@@ -99,6 +101,14 @@ class Adapting:
             "source_network": fingerprint(source)[:12],
             **more,
         }
+
+    def _keep(self, cell: Cell, task: Task, model: Perturbed) -> None:
+        """Save a cell's pack where `--set packs=FOLDER` asks for it; benchmarks/routing.py reads them."""
+        if (folder := self.request.extra.get("packs")) is not None:
+            model.preprocess = self.setup.preprocess
+            place = Path(folder) / f"{task.source}-{task.target}-{cell.row.name}-s{cell.seed}.safetensors"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            undrift.save(model, place, name=task.target)
 
     def recipe(self, cell: Cell) -> tuple[Method, int]:
         """Return a cell's method and how many epochs it has here."""
