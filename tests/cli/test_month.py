@@ -200,6 +200,7 @@ def test_a_state_names_the_latest_damaged_images_and_counts_all(run: Run, monkey
 
 # As an operator meets it --------------------------------------------------------------------------------------------
 
+
 def answered(work: Path) -> int:
     """Return how many answers there are, in all files."""
     return sum(path.read_bytes().count(b"\n") - 1 for path in work.glob("s*.csv"))
