@@ -151,3 +151,12 @@ def test_a_state_that_fails_half_way_is_taken_back() -> None:
     with pytest.raises(RuntimeError, match="no"):
         second.load_state_dict(state)
     assert str(second.state_dict()) == str(before)
+
+
+def test_a_stream_that_resumes_at_its_end_saves_the_same_pack() -> None:
+    first = undrift.stream(model_of(), batches(3))
+    list(first)
+    again = undrift.stream(model_of(), [])
+    again.load_state_dict(first.state_dict())
+    assert list(again) == []
+    assert again.model.facts == first.model.facts == {"images": 18}

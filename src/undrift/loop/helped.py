@@ -42,13 +42,12 @@ class Sample:
         self.size, self.largest, self._key = size, 1, key
         self.most = max(LEAST, min(MOST, learned // SHARE))
         self._parts: list[Tensor] = []
-        self._whole = False
 
     def of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pass batches on, and keep the sample of them the first time."""
-        if self._whole:
-            yield from batches
-            return
+        """Pass batches on, and keep the sample of them.
+
+        That of the last pass stays: a run that resumes sees augmented images as they were there, not as in the first.
+        """
         self._parts = []
         for places, images in batches:
             most = max(1, min(self.most, VALUES // max(1, images[0].numel()))) if len(images) else self.most
@@ -58,7 +57,6 @@ class Sample:
             picked = images[kept.to(images.device)] if share is None else share.picked(images, kept)
             self._parts.append(picked.cpu())
             yield places, images
-        self._whole = True
 
     def batches(self) -> list[Tensor]:
         """Return the images in batches as large as the domain's, mixed; those of several sizes in their own batches."""

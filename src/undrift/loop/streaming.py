@@ -126,11 +126,10 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
-        self.model.facts = {"images": self.report.images - self.report.skipped}
+        self._state_facts()
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
-        if (
-            self._single == 2 and self.gather is None and self.pacing is None
-        ):  # at the second in a row: a single one may end a folder
+        # At the second in a row, as a single one may end a folder.
+        if self._single == 2 and self.gather is None and self.pacing is None:
             warn_of_single(self.model)
         if self.recording is not None:
             self._record(self.recording, images, prediction)
@@ -223,6 +222,11 @@ class Stream(Iterator[Prediction]):
                 self.switching.load_state_dict(state["switching"])
             if self.recording is not None and "recording" in state:
                 self.recording.load_state_dict(state["recording"])
+            if self.report.images:  # a stream that was stopped at its end has no next batch
+                self._state_facts()
+
+    def _state_facts(self) -> None:
+        self.model.facts = {"images": self.report.images - self.report.skipped}
 
     @property
     def domain(self) -> str | None:
