@@ -53,44 +53,57 @@ OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanati
 
 
 SUMMARY = (
-    *("source", "norm-stats", "tent", "roid", "roid-views", "cotta", "vmp:paper", "vmp-sigma-0", "vmp-roid"),
-    *("undrift-light", "undrift-light-sigma-0", "undrift", "undrift-sigma-0"),
+    *("undrift", "undrift-sigma-0", "undrift-light", "roid", "roid-views", "cotta", "cotta-8-views", "tent"),
+    *("norm-stats", "vmp:paper", "source"),
 )
-"""README's rows."""
+"""README's rows; those that were not run are left out."""
+BRIEFLY = (*report.COLUMNS[:4], *report.COLUMNS[5:7])  # without AUGRC, with the time
 
 
-def online(name: str, request: Request, only: tuple[str, ...] = (), records: str = OUTSIDE) -> str:
-    """Return the main table of a stream: its first network, one corruption after another.
+def online(
+    name: str,
+    request: Request,
+    only: tuple[str, ...] = (),
+    records: str = OUTSIDE,
+    network: str = "",
+    columns: tuple[Column, ...] = COLUMNS,
+) -> str:
+    """Return the main table of a stream, one corruption after another.
 
     Args:
         name: of the benchmark.
         request: where its cells are.
         only: names of the rows to show; none of them: the first tier, and whatever leads a column.
         records: path from the page to the folder of records.
+        network: the source network; "" is the first one.
+        columns: the numbers of a row, the error first.
     """
     bench = find(name)
     assert isinstance(bench, OnlineBenchmark)
     request = in_its_precision(bench, Store(request.results / name), request)
-    part = report.StreamTable(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
+    source = next(n for n in bench.networks if network in ("", n.name))
+    part = report.StreamTable(bench, Store(request.results / name), request, source, bench.settings[0])
     heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
     run = [row for row in bench.rows if part.records(row)]
     if not run:
         return f"{heading} Not run yet."
     lines = []
-    leading = in_use(COLUMNS[:5], [record for row in run for record in part.records(row)])
+    leading = in_use(columns[:5], [record for row in run for record in part.records(row)])
     leaders = {_leader(column, run, part).name for column in leading}
     shown = [row for row in run if row in main_rows(run) or row.name in leaders]
     if only:
         shown = sorted((row for row in run if row.name in only), key=lambda row: only.index(row.name))
     all_found = [record for row in shown for record in part.records(row)]
-    error, *others = in_use(COLUMNS, all_found)
+    error, *others = in_use(columns, all_found)
+    published = any(part.said(row) for row in shown)
     for row in shown:
         found, said = part.records(row), part.said(row)
-        values = [error.text(found), str(said[0]) if said else "–", *(column.text(found) for column in others)]
-        lines.append([marked(title(row), found), *values])
-    header = ["method", error.title, "published %", *(column.title for column in others)]
+        values = [column.text(found) for column in others]
+        beside = [str(said[0]) if said else "–"] * published
+        lines.append([marked(title(row), found), error.text(found), *beside, *values])
+    header = ["method", error.title, *["published %"] * published, *(column.title for column in others)]
     below = footnotes({row.label: part.records(row) for row in shown})
-    below += [f"- {bench.note}"] if bench.note else []  # what the published values beside ours are of
+    below += [f"- {bench.note}"] if bench.note and published else []  # what the published values beside ours are of
     left = _left(len(bench.rows), run, shown, [name], records)
     return _block(heading, about(all_found), table(header, lines), _below(shown, below, left))
 
@@ -256,7 +269,11 @@ def of_script(name: str, request: Request) -> str:
 
 RESULTS = "docs/explanation/results"
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
-    "README.md": {"summary": partial(online, "online-c10", only=SUMMARY, records="benchmarks/results")},
+    "README.md": {
+        "summary": partial(
+            online, "online-c10", only=SUMMARY, records="benchmarks/results", network="wrn40_2", columns=BRIEFLY
+        )
+    },
     f"{RESULTS}/cifar-10-c.md": {"online-c10": partial(online, "online-c10")},
     f"{RESULTS}/cifar-100-c.md": {"online-c100": partial(online, "online-c100")},
     f"{RESULTS}/imagenet-c.md": {"online-imagenet": partial(online, "online-imagenet")},

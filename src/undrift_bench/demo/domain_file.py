@@ -17,8 +17,8 @@ from undrift_bench.demo.setting import DemoSetting, World
 
 NAME = "scans.safetensors"
 EXACT = "scans-exact.safetensors"
-SHOWN = 6
-"""Images of either kind that the picture shows."""
+ACROSS = 6
+"""Images in a line of the picture."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,13 @@ def domain_file(world: World, setting: DemoSetting, out: Path) -> Filed:
 
 
 def _shown(world: World, before: torch.Tensor, after: torch.Tensor) -> Shown:
-    """Return the first images of different classes, drawn without regard to the answers."""
-
-    def first(labels: torch.Tensor) -> list[int]:
-        return [int((labels == c).nonzero()[0]) for c in range(2, 2 + SHOWN) if (labels == c).any()]
-
-    source, target = labels_of(world.held_out), labels_of(world.target)
-    s, t = first(source), first(target)
+    """Return the first images of either kind, drawn without regard to the answers."""
+    source, target = slice(0, ACROSS), slice(0, 2 * ACROSS)
     return Shown(
-        world.held_out.images[s, 0].numpy(),
-        source[s].numpy(),
-        world.target.images[t, 0].numpy(),
-        target[t].numpy(),
-        before[t].numpy(),
-        after[t].numpy(),
+        world.held_out.images[source, 0].numpy(),
+        labels_of(world.held_out)[source].numpy(),
+        world.target.images[target, 0].numpy(),
+        labels_of(world.target)[target].numpy(),
+        before[target].numpy(),
+        after[target].numpy(),
     )

@@ -33,32 +33,34 @@ def draw(results: Results, path: Path) -> int:
 
 
 def _digits(figure: Any, results: Results) -> None:
-    """Digits the network learned from; then those it met, with its answers before and after."""
+    """Digits the network learned from; then the first ones it met, with its answers before and after."""
     shown = results.file.shown
-    axes = figure.subplots(2, len(shown.target_labels), squeeze=False)
-    rows = (("It learned from these digits", shown.source), ("and meets these: what it says before → after", shown.target))
-    for line, (title, images) in zip(axes, rows, strict=True):
-        for ax, image in zip(line, images, strict=False):
-            ax.imshow(image, cmap="gray_r", vmin=0, vmax=255)
-            ax.set(xticks=[], yticks=[])
-            for spine in ax.spines.values():
-                spine.set_color(GREY)
-        words = line[0].text(0, 1.15, title, fontsize=12, transform=line[0].transAxes)
-        words.set_in_layout(False)
-    for i, ax in enumerate(axes[1]):
-        label = shown.target_labels[i]
-        for x, answer in ((0.22, shown.before[i]), (0.78, shown.after[i])):
-            colour = GREEN if answer == label else RED
-            ax.text(x, -0.2, f"{answer}", color=colour, fontsize=14, fontweight="bold", ha="center", va="center",
-                    transform=ax.transAxes)  # fmt: skip
-        ax.text(0.5, -0.2, "→", color=GREY, fontsize=13, ha="center", va="center", transform=ax.transAxes)
+    across = len(shown.source)
+    axes = figure.subplots(1 + len(shown.target) // across, across, squeeze=False)
+    for ax, image in zip(axes.flat, (*shown.source, *shown.target), strict=False):
+        ax.imshow(image, cmap="gray_r", vmin=0, vmax=255)
+        ax.set(xticks=[], yticks=[])
+        for spine in ax.spines.values():
+            spine.set_color(GREY)
+    for line, title in zip(axes, ("It learned from these digits,", "and meets these. Its answers before → after:"), strict=False):
+        # Left out of the layout, here and below: it would make room for words in single columns.
+        line[0].text(0, 1.12, title, fontsize=12, transform=line[0].transAxes).set_in_layout(False)
+    for ax, label, before, after in zip(axes[1:].flat, shown.target_labels, shown.before, shown.after, strict=False):
+        for x, text, colour in ((0.2, before, _colour(before == label)), (0.8, after, _colour(after == label)), (0.5, "→", GREY)):
+            words = ax.text(x, -0.17, f"{text}", color=colour, fontsize=13, fontweight="bold", ha="center", va="center",
+                            transform=ax.transAxes)  # fmt: skip
+            words.set_in_layout(False)
+
+
+def _colour(right: bool) -> str:
+    return GREEN if right else RED
 
 
 def _bars(figure: Any, results: Results) -> None:
     """Accuracy of every row, on the scans and along the stream."""
     panels = figure.subplots(1, 2, sharey=True)
     names = list(results.table)
-    for ax, online, title in zip(panels, (False, True), ("the scans", "a stream of damaged digits"), strict=True):
+    for ax, online, title in zip(panels, (False, True), ("those scans", "a damaged stream"), strict=True):
         for place, name in enumerate(names):
             if online and name not in results.streams:
                 ax.text(2, place, "needs the whole domain", va="center", color=GREY, fontsize=9)
@@ -69,7 +71,7 @@ def _bars(figure: Any, results: Results) -> None:
             ax.barh(place, mean, 0.7, color=colour, xerr=stdev(values), error_kw={"elinewidth": 1.2, "capsize": 3})
             ax.text(mean / 2, place, f"{mean:.1f}", ha="center", va="center", fontsize=11,
                     color="white" if ours else "black", fontweight="bold" if ours else None)  # fmt: skip
-        ax.set_title(f"right on {title}, %", fontsize=12, loc="left")
+        ax.set_title(f"% right on {title}", fontsize=12, loc="left")
         ax.set_xlim(0, 100)
         ax.set_xticks([])
         for side in ("top", "right", "bottom"):
