@@ -49,6 +49,15 @@ CERTAIN = (
     "undrift-light",
     "undrift-sigma-0",
 )
+# Of the page on noise: a method with noise, and the row that differs from it in nothing but the variance.
+TWINS = {
+    "undrift": "undrift-sigma-0",
+    "undrift-light": "undrift-light-sigma-0",
+    "vmp:paper": "vmp-sigma-0",
+    "vmp-shot:paper": "vmp-shot-sigma-0",
+    "vmp-roid": "roid",
+}
+ON_TWINS = {"error %": ("error", 100.0, 2), "NLL": ("nll", 1.0, 3), "ECE %": ("ece", 100.0, 1)}
 OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
 
@@ -152,21 +161,113 @@ def cycles(request: Request) -> str:
     return "\n".join(f"{heading} {p.network.title}. {about(p.all())}\n\n{report.by_cycle(p)}" for p in run).rstrip("\n")
 
 
-def certain(request: Request) -> str:
-    """Return what `certain(risk=…)` kept of its promise: of each row the errors at each risk, and the coverage."""
-    heading = "**Wrong answers % (answered %) where `certain` was asked for a risk.**"
-    lines, found = [], list[Record]()
+def stream_tables(request: Request) -> list[report.StreamTable]:
+    """Return the main table of each network of each stream."""
+    found = []
     for name in STREAMS:
         bench = find(name)
         assert isinstance(bench, OnlineBenchmark)
         own = in_its_precision(bench, Store(request.results / name), request)
-        for network in bench.networks:
-            part = report.StreamTable(bench, Store(request.results / name), own, network, bench.settings[0])
-            rows = [(row, part.records(row)) for row in bench.rows if row.name in CERTAIN]
-            lines += [[f"{bench.title.split(',')[0]}, {network.title}", *line] for line in _kept(rows)]
-            found += [record for _, records in rows for record in records if "certain" in record]
+        found += [report.StreamTable(bench, Store(request.results / name), own, n, bench.settings[0]) for n in bench.networks]
+    return found
+
+
+def main_tasks(request: Request) -> Page:
+    """Return the table of PACS."""
     store = Store(request.results / offline.name)
-    page = Page(offline, store, in_its_precision(offline, store, request), SETS["pacs"])
+    return Page(offline, store, in_its_precision(offline, store, request), SETS["pacs"])
+
+
+def place(part: report.StreamTable) -> str:
+    """Return the data set and the network of a stream's table."""
+    return f"{part.bench.title.split(',')[0]}, {part.network.title}"
+
+
+def twins(request: Request) -> str:
+    """Return each method with noise beside its twin without: means over the seeds that both have."""
+    heading = "**With noise → without, on the reported data.** Severity 5, never reset; PACS: six main tasks."
+    lines, found = [], list[Record]()
+    for part in stream_tables(request):
+        rows = {row.name: row for row in part.rows}
+        for name, other in TWINS.items():
+            if name in rows and other in rows:
+                both = [{r["seed"]: r for r in part.records(rows[each])} for each in (name, other)]
+                shared = sorted(set(both[0]) & set(both[1]))
+                pair = [[records[seed] for seed in shared] for records in both]
+                lines += [[place(part), title(rows[name]), *_beside(*pair), len(shared)]] if shared else []
+                found += [record for records in pair for record in records]
+    page, pacs_rows = main_tasks(request), {row.name: row for row in offline.rows}
+    for name, other in TWINS.items():
+        if name in pacs_rows and other in pacs_rows:
+            pair = [
+                [r for task in page.main for r in page.records(pacs_rows[each], task)] for each in (name, other)
+            ]
+            places = [{(r["setting"], r["seed"]) for r in records} for records in pair]
+            pair = [[r for r in records if (r["setting"], r["seed"]) in places[0] & places[1]] for records in pair]
+            seeds = len({r["seed"] for r in pair[0]})
+            lines += [["PACS, ResNet-50", title(pacs_rows[name]), *_beside(*pair), seeds]] if pair[0] else []
+            found += [record for records in pair for record in records]
+    if not lines:
+        return f"{heading} Not run yet."
+    return f"{heading} {about(found)}\n\n{table(['', 'method', *ON_TWINS, 'seeds'], lines)}".rstrip("\n")
+
+
+def _beside(noisy: Sequence[Record], still: Sequence[Record]) -> list[str]:
+    """Return for each number its means with noise and without; the lower one is bold."""
+    cells = []
+    for name, scale, digits in ON_TWINS.values():
+        pair = [[_number(record, name) for record in records] for records in (noisy, still)]
+        if any(n is None for numbers in pair for n in numbers):
+            cells.append("–")
+            continue
+        means = [f"{scale * statistics.fmean(n for n in numbers if n is not None):.{digits}f}" for numbers in pair]
+        lower = min(means, key=float)
+        cells.append(" → ".join(f"**{mean}**" if mean == lower != max(means, key=float) else mean for mean in means))
+    return cells
+
+
+def _number(record: Record, name: str) -> float | None:
+    """Return a number of a record; one of whole domains has an accuracy in place of an error."""
+    if name == "error" and "accuracy" in record:
+        return None if record["accuracy"] is None else 1 - record["accuracy"]
+    return record.get(name)
+
+
+def ablation(request: Request) -> str:
+    """Return `undrift` with one change each: what every part of it is worth."""
+    heading = "**`undrift` with one change each.**"
+    blocks = []
+    for part in stream_tables(request):
+        own = {row.name: row for row in part.rows}
+        run = [row for row in part.bench.ablation if part.records(row)]
+        if run and part.records(own["undrift"]):
+            rows = [own[name] for name in ("undrift", "undrift-sigma-0") if part.records(own[name])] + run
+            found = [record for row in rows for record in part.records(row)]
+            columns = in_use(COLUMNS[:4], found)
+            lines = [[title(row), *(column.text(part.records(row)) for column in columns)] for row in rows]
+            blocks.append(f"{place(part)}. {about(found)}\n\n{table(['', *(c.title for c in columns)], lines)}")
+    return "\n".join([heading, "", *blocks]).rstrip("\n") if blocks else f"{heading} Not run yet."
+
+
+def trials(request: Request) -> str:
+    """Return what recipe_trials.py found on the development corruptions."""
+    found = saved(request, "recipe-trials")
+    heading = "**Which mean, which σ, which replay?** Development corruptions, three cycles."
+    if not found.get("trials"):
+        return f"{heading} Not run yet."
+    show: Callable[[Any], str] = runpy.run_path(str(Path(__file__).with_name("recipe_trials.py")))["table"]
+    return f"{heading} {found['hardware']}; torch {found['torch']}; {found['date']}.\n\n{show(found)}".rstrip("\n")
+
+
+def certain(request: Request) -> str:
+    """Return what `certain(risk=…)` kept of its promise: of each row the errors at each risk, and the coverage."""
+    heading = "**Wrong answers % (answered %) where `certain` was asked for a risk.**"
+    lines, found = [], list[Record]()
+    for part in stream_tables(request):
+        rows = [(row, part.records(row)) for row in part.rows if row.name in CERTAIN]
+        lines += [[place(part), *line] for line in _kept(rows)]
+        found += [record for _, records in rows for record in records if "certain" in record]
+    page = main_tasks(request)
     whole = [(row, page.of_row(row, page.main)) for row in offline.rows if row.name in CERTAIN]
     lines += [["PACS", *line] for line in _kept(whole)]
     found += [record for _, records in whole for record in records if "certain" in record]
@@ -281,6 +382,8 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     f"{RESULTS}/other-streams.md": {"cycles": cycles},
     f"{RESULTS}/cells.md": {"cells": cells},
     "docs/how-to/use-uncertainty.md": {"certain": certain},
+    f"{RESULTS}/index.md": {"certain": certain},
+    "docs/explanation/noise.md": {"twins": twins, "ablation": ablation, "recipe-trials": trials},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/speed.md": {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
