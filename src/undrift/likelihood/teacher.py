@@ -12,7 +12,7 @@ from undrift._errors import OptionError
 from undrift._types import Step
 from undrift.answer.views import AUTO, ReversibleView, ViewsInUse
 from undrift.likelihood.averaged import Average
-from undrift.likelihood.roid import corrected_prior
+from undrift.likelihood.roid import by_the_batch, corrected_prior
 from undrift.likelihood.sure_images import SureImages
 from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
@@ -26,7 +26,7 @@ class Teacher:
         θ̄ ← θ̄ + (n / memory) (θ − θ̄)                             after each step on n images
 
     v runs over the image and its safe views, combined; v' is one of them at random. The answer is the teacher's and the
-    mean network's, from before the step, under a corrected prior (see `Roid`):
+    mean network's, from before the step, under a corrected prior (see `Roid`) where norm layers see the batch:
 
         (1 − share) t_i + share · ½ (softmax f(θ, x_i) + softmax f(θ, v₁(x_i)))
 
@@ -105,8 +105,10 @@ class Teacher:
             mean = _mean_softmax((side.answer(step.mean_logits(side(step.images))) for side in own), len(own))
             answer = torch.lerp(answer, mean, self.share)
         logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
-        # The prior is that of images: pixels and labels are truly of unequal classes.
-        self._answer = logits + corrected_prior(logits).log() if logits.ndim == 2 else logits
+        # The prior is that of images: pixels and labels are truly of unequal classes. And where nothing is normalised by
+        # the batch, what a drifted network predicts on average is its own bias, which a prior would make worse.
+        corrected = logits.ndim == 2 and any(by_the_batch(policy) for policy in step.model.norms)
+        self._answer = logits + corrected_prior(logits).log() if corrected else logits
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""

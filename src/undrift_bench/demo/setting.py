@@ -22,7 +22,7 @@ class DemoSetting:
         seeds: runs of each row, each with its own order of images and its own noise.
         epochs: passes over the target, in place of the methods' own; None for those.
         answer_batch_size: images per forward pass of an answer.
-        target_images: how many images of the target are used; None takes all 1,797.
+        target_images: how many of the 1,797 images of the target are used.
         held_out_images: how many of the 1,000 held-out source images measure what is forgotten.
         corruptions: the domains of the stream, in order; clean images come last.
         severity: of all of them.
@@ -33,7 +33,7 @@ class DemoSetting:
     seeds: int = 3
     epochs: int | None = None
     answer_batch_size: int = 64
-    target_images: int | None = None
+    target_images: int | None = 1000
     held_out_images: int | None = 512
     corruptions: tuple[str, ...] = ("gaussian_noise", "contrast", "brightness", "impulse_noise")
     severity: int = 5
