@@ -168,7 +168,9 @@ def stream_tables(request: Request) -> list[report.StreamTable]:
         bench = find(name)
         assert isinstance(bench, OnlineBenchmark)
         own = in_its_precision(bench, Store(request.results / name), request)
-        found += [report.StreamTable(bench, Store(request.results / name), own, n, bench.settings[0]) for n in bench.networks]
+        found += [
+            report.StreamTable(bench, Store(request.results / name), own, n, bench.settings[0]) for n in bench.networks
+        ]
     return found
 
 
@@ -199,9 +201,7 @@ def twins(request: Request) -> str:
     page, pacs_rows = main_tasks(request), {row.name: row for row in offline.rows}
     for name, other in TWINS.items():
         if name in pacs_rows and other in pacs_rows:
-            pair = [
-                [r for task in page.main for r in page.records(pacs_rows[each], task)] for each in (name, other)
-            ]
+            pair = [[r for task in page.main for r in page.records(pacs_rows[each], task)] for each in (name, other)]
             places = [{(r["setting"], r["seed"]) for r in records} for records in pair]
             pair = [[r for r in records if (r["setting"], r["seed"]) in places[0] & places[1]] for records in pair]
             seeds = len({r["seed"] for r in pair[0]})

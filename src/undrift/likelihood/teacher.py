@@ -105,7 +105,7 @@ class Teacher:
             mean = _mean_softmax((side.answer(step.mean_logits(side(step.images))) for side in own), len(own))
             answer = torch.lerp(answer, mean, self.share)
         logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
-        # The prior is that of images: pixels and labels are truly of unequal classes. And where nothing is normalised by
+        # The prior is that of images: pixels and labels are truly of unequal classes. And where no layer normalises by
         # the batch, what a drifted network predicts on average is its own bias, which a prior would make worse.
         corrected = logits.ndim == 2 and any(by_the_batch(policy) for policy in step.model.norms)
         self._answer = logits + corrected_prior(logits).log() if corrected else logits

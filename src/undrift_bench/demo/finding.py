@@ -95,8 +95,8 @@ def sentence(where: str, before: float, after: str, twin: Gain, rival: Gain) -> 
         rival: its gain over the best other row.
     """
     return (
-        f"Without a label, undrift takes {where} from {before:.1f} to {after} % right ({twin.seeds} seeds); it {rival}, "
-        f"the best rival, and {twin}: {noise_clause(twin)}."
+        f"Without a label, undrift takes {where} from {before:.1f} to {after} % right ({twin.seeds} seeds); "
+        f"it {rival}, the best rival, and {twin}: {noise_clause(twin)}."
     )
 
 

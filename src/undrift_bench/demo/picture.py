@@ -42,14 +42,18 @@ def _digits(figure: Any, results: Results) -> None:
         ax.set(xticks=[], yticks=[])
         for spine in ax.spines.values():
             spine.set_color(GREY)
-    for line, title in zip(axes, ("It learned from these digits,", "and meets these. Its answers before → after:"), strict=False):
-        # Left out of the layout, here and below: it would make room for words in single columns.
-        line[0].text(0, 1.12, title, fontsize=12, transform=line[0].transAxes).set_in_layout(False)
+    for line, title in enumerate(("It learned from these digits,", "and meets these. Its answers before → after:")):
+        _write(axes[line, 0], 0, 1.2, title, fontsize=12)
     for ax, label, before, after in zip(axes[1:].flat, shown.target_labels, shown.before, shown.after, strict=False):
-        for x, text, colour in ((0.2, before, _colour(before == label)), (0.8, after, _colour(after == label)), (0.5, "→", GREY)):
-            words = ax.text(x, -0.17, f"{text}", color=colour, fontsize=13, fontweight="bold", ha="center", va="center",
-                            transform=ax.transAxes)  # fmt: skip
-            words.set_in_layout(False)
+        strong = {"fontsize": 13, "fontweight": "bold", "ha": "center"}
+        _write(ax, 0.2, -0.17, str(before), color=_colour(before == label), **strong)
+        _write(ax, 0.5, -0.17, "→", color=GREY, **strong)
+        _write(ax, 0.8, -0.17, str(after), color=_colour(after == label), **strong)
+
+
+def _write(ax: Any, x: float, y: float, text: str, **style: Any) -> None:
+    """Write beside an image, left out of the layout: it would make room for words in single columns."""
+    ax.text(x, y, text, va="center", transform=ax.transAxes, **style).set_in_layout(False)
 
 
 def _colour(right: bool) -> str:

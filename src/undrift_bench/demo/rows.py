@@ -1,6 +1,6 @@
 """What the demo compares: each row is the arguments of `undrift.adapt` and `undrift.stream`, and nothing else.
 
-Every method runs with the library's values for it. `undrift` runs with none: that is what a user gets who names nothing.
+Every method runs with the library's values for it, and `undrift` with no arguments: what a user gets who names nothing.
 """
 
 from collections.abc import Iterator, Mapping
