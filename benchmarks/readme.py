@@ -49,48 +49,70 @@ CERTAIN = (
     "undrift-light",
     "undrift-sigma-0",
 )
+# Of the page on noise: a method with noise, and the row that differs from it in nothing but the variance.
+TWINS = {
+    "undrift": "undrift-sigma-0",
+    "undrift-light": "undrift-light-sigma-0",
+    "vmp:paper": "vmp-sigma-0",
+    "vmp-shot:paper": "vmp-shot-sigma-0",
+    "vmp-roid": "roid",
+}
+ON_TWINS = {"error %": ("error", 100.0, 2), "NLL": ("nll", 1.0, 3), "ECE %": ("ece", 100.0, 1)}
 OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
 
 SUMMARY = (
-    *("source", "norm-stats", "tent", "roid", "roid-views", "cotta", "vmp:paper", "vmp-sigma-0", "vmp-roid"),
-    *("undrift-light", "undrift-light-sigma-0", "undrift", "undrift-sigma-0"),
+    *("undrift", "undrift-sigma-0", "undrift-light", "roid", "roid-views", "cotta", "cotta-8-views", "tent"),
+    *("norm-stats", "vmp:paper", "source"),
 )
-"""README's rows."""
+"""README's rows; those that were not run are left out."""
+BRIEFLY = (*report.COLUMNS[:4], *report.COLUMNS[5:7])  # without AUGRC, with the time
 
 
-def online(name: str, request: Request, only: tuple[str, ...] = (), records: str = OUTSIDE) -> str:
-    """Return the main table of a stream: its first network, one corruption after another.
+def online(
+    name: str,
+    request: Request,
+    only: tuple[str, ...] = (),
+    records: str = OUTSIDE,
+    network: str = "",
+    columns: tuple[Column, ...] = COLUMNS,
+) -> str:
+    """Return the main table of a stream, one corruption after another.
 
     Args:
         name: of the benchmark.
         request: where its cells are.
         only: names of the rows to show; none of them: the first tier, and whatever leads a column.
         records: path from the page to the folder of records.
+        network: the source network; "" is the first one.
+        columns: the numbers of a row, the error first.
     """
     bench = find(name)
     assert isinstance(bench, OnlineBenchmark)
     request = in_its_precision(bench, Store(request.results / name), request)
-    part = report.StreamTable(bench, Store(request.results / name), request, bench.networks[0], bench.settings[0])
+    source = next(n for n in bench.networks if network in ("", n.name))
+    part = report.StreamTable(bench, Store(request.results / name), request, source, bench.settings[0])
     heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
     run = [row for row in bench.rows if part.records(row)]
     if not run:
         return f"{heading} Not run yet."
     lines = []
-    leading = in_use(COLUMNS[:5], [record for row in run for record in part.records(row)])
+    leading = in_use(columns[:5], [record for row in run for record in part.records(row)])
     leaders = {_leader(column, run, part).name for column in leading}
     shown = [row for row in run if row in main_rows(run) or row.name in leaders]
     if only:
         shown = sorted((row for row in run if row.name in only), key=lambda row: only.index(row.name))
     all_found = [record for row in shown for record in part.records(row)]
-    error, *others = in_use(COLUMNS, all_found)
+    error, *others = in_use(columns, all_found)
+    published = any(part.said(row) for row in shown)
     for row in shown:
         found, said = part.records(row), part.said(row)
-        values = [error.text(found), str(said[0]) if said else "–", *(column.text(found) for column in others)]
-        lines.append([marked(title(row), found), *values])
-    header = ["method", error.title, "published %", *(column.title for column in others)]
+        values = [column.text(found) for column in others]
+        beside = [str(said[0]) if said else "–"] * published
+        lines.append([marked(title(row), found), error.text(found), *beside, *values])
+    header = ["method", error.title, *["published %"] * published, *(column.title for column in others)]
     below = footnotes({row.label: part.records(row) for row in shown})
-    below += [f"- {bench.note}"] if bench.note else []  # what the published values beside ours are of
+    below += [f"- {bench.note}"] if bench.note and published else []  # what the published values beside ours are of
     left = _left(len(bench.rows), run, shown, [name], records)
     return _block(heading, about(all_found), table(header, lines), _below(shown, below, left))
 
@@ -139,21 +161,113 @@ def cycles(request: Request) -> str:
     return "\n".join(f"{heading} {p.network.title}. {about(p.all())}\n\n{report.by_cycle(p)}" for p in run).rstrip("\n")
 
 
-def certain(request: Request) -> str:
-    """Return what `certain(risk=…)` kept of its promise: of each row the errors at each risk, and the coverage."""
-    heading = "**Wrong answers % (answered %) where `certain` was asked for a risk.**"
-    lines, found = [], list[Record]()
+def stream_tables(request: Request) -> list[report.StreamTable]:
+    """Return the main table of each network of each stream."""
+    found = []
     for name in STREAMS:
         bench = find(name)
         assert isinstance(bench, OnlineBenchmark)
         own = in_its_precision(bench, Store(request.results / name), request)
-        for network in bench.networks:
-            part = report.StreamTable(bench, Store(request.results / name), own, network, bench.settings[0])
-            rows = [(row, part.records(row)) for row in bench.rows if row.name in CERTAIN]
-            lines += [[f"{bench.title.split(',')[0]}, {network.title}", *line] for line in _kept(rows)]
-            found += [record for _, records in rows for record in records if "certain" in record]
+        found += [
+            report.StreamTable(bench, Store(request.results / name), own, n, bench.settings[0]) for n in bench.networks
+        ]
+    return found
+
+
+def main_tasks(request: Request) -> Page:
+    """Return the table of PACS."""
     store = Store(request.results / offline.name)
-    page = Page(offline, store, in_its_precision(offline, store, request), SETS["pacs"])
+    return Page(offline, store, in_its_precision(offline, store, request), SETS["pacs"])
+
+
+def place(part: report.StreamTable) -> str:
+    """Return the data set and the network of a stream's table."""
+    return f"{part.bench.title.split(',')[0]}, {part.network.title}"
+
+
+def twins(request: Request) -> str:
+    """Return each method with noise beside its twin without: means over the seeds that both have."""
+    heading = "**With noise → without, on the reported data.** Severity 5, never reset; PACS: six main tasks."
+    lines, found = [], list[Record]()
+    for part in stream_tables(request):
+        rows = {row.name: row for row in part.rows}
+        for name, other in TWINS.items():
+            if name in rows and other in rows:
+                both = [{r["seed"]: r for r in part.records(rows[each])} for each in (name, other)]
+                shared = sorted(set(both[0]) & set(both[1]))
+                pair = [[records[seed] for seed in shared] for records in both]
+                lines += [[place(part), title(rows[name]), *_beside(*pair), len(shared)]] if shared else []
+                found += [record for records in pair for record in records]
+    page, pacs_rows = main_tasks(request), {row.name: row for row in offline.rows}
+    for name, other in TWINS.items():
+        if name in pacs_rows and other in pacs_rows:
+            pair = [[r for task in page.main for r in page.records(pacs_rows[each], task)] for each in (name, other)]
+            places = [{(r["setting"], r["seed"]) for r in records} for records in pair]
+            pair = [[r for r in records if (r["setting"], r["seed"]) in places[0] & places[1]] for records in pair]
+            seeds = len({r["seed"] for r in pair[0]})
+            lines += [["PACS, ResNet-50", title(pacs_rows[name]), *_beside(*pair), seeds]] if pair[0] else []
+            found += [record for records in pair for record in records]
+    if not lines:
+        return f"{heading} Not run yet."
+    return f"{heading} {about(found)}\n\n{table(['', 'method', *ON_TWINS, 'seeds'], lines)}".rstrip("\n")
+
+
+def _beside(noisy: Sequence[Record], still: Sequence[Record]) -> list[str]:
+    """Return for each number its means with noise and without; the lower one is bold."""
+    cells = []
+    for name, scale, digits in ON_TWINS.values():
+        pair = [[_number(record, name) for record in records] for records in (noisy, still)]
+        if any(n is None for numbers in pair for n in numbers):
+            cells.append("–")
+            continue
+        means = [f"{scale * statistics.fmean(n for n in numbers if n is not None):.{digits}f}" for numbers in pair]
+        lower = min(means, key=float)
+        cells.append(" → ".join(f"**{mean}**" if mean == lower != max(means, key=float) else mean for mean in means))
+    return cells
+
+
+def _number(record: Record, name: str) -> float | None:
+    """Return a number of a record; one of whole domains has an accuracy in place of an error."""
+    if name == "error" and "accuracy" in record:
+        return None if record["accuracy"] is None else 1 - record["accuracy"]
+    return record.get(name)
+
+
+def ablation(request: Request) -> str:
+    """Return `undrift` with one change each: what every part of it is worth."""
+    heading = "**`undrift` with one change each.**"
+    blocks = []
+    for part in stream_tables(request):
+        own = {row.name: row for row in part.rows}
+        run = [row for row in part.bench.ablation if part.records(row)]
+        if run and part.records(own["undrift"]):
+            rows = [own[name] for name in ("undrift", "undrift-sigma-0") if part.records(own[name])] + run
+            found = [record for row in rows for record in part.records(row)]
+            columns = in_use(COLUMNS[:4], found)
+            lines = [[title(row), *(column.text(part.records(row)) for column in columns)] for row in rows]
+            blocks.append(f"{place(part)}. {about(found)}\n\n{table(['', *(c.title for c in columns)], lines)}")
+    return "\n".join([heading, "", *blocks]).rstrip("\n") if blocks else f"{heading} Not run yet."
+
+
+def trials(request: Request) -> str:
+    """Return what recipe_trials.py found on the development corruptions."""
+    found = saved(request, "recipe-trials")
+    heading = "**Which mean, which σ, which replay?** Development corruptions, three cycles."
+    if not found.get("trials"):
+        return f"{heading} Not run yet."
+    show: Callable[[Any], str] = runpy.run_path(str(Path(__file__).with_name("recipe_trials.py")))["table"]
+    return f"{heading} {found['hardware']}; torch {found['torch']}; {found['date']}.\n\n{show(found)}".rstrip("\n")
+
+
+def certain(request: Request) -> str:
+    """Return what `certain(risk=…)` kept of its promise: of each row the errors at each risk, and the coverage."""
+    heading = "**Wrong answers % (answered %) where `certain` was asked for a risk.**"
+    lines, found = [], list[Record]()
+    for part in stream_tables(request):
+        rows = [(row, part.records(row)) for row in part.rows if row.name in CERTAIN]
+        lines += [[place(part), *line] for line in _kept(rows)]
+        found += [record for _, records in rows for record in records if "certain" in record]
+    page = main_tasks(request)
     whole = [(row, page.of_row(row, page.main)) for row in offline.rows if row.name in CERTAIN]
     lines += [["PACS", *line] for line in _kept(whole)]
     found += [record for _, records in whole for record in records if "certain" in record]
@@ -269,7 +383,11 @@ def routing_times(request: Request) -> str:
 
 RESULTS = "docs/explanation/results"
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
-    "README.md": {"summary": partial(online, "online-c10", only=SUMMARY, records="benchmarks/results")},
+    "README.md": {
+        "summary": partial(
+            online, "online-c10", only=SUMMARY, records="benchmarks/results", network="wrn40_2", columns=BRIEFLY
+        )
+    },
     f"{RESULTS}/cifar-10-c.md": {"online-c10": partial(online, "online-c10")},
     f"{RESULTS}/cifar-100-c.md": {"online-c100": partial(online, "online-c100")},
     f"{RESULTS}/imagenet-c.md": {"online-imagenet": partial(online, "online-imagenet")},
@@ -279,6 +397,8 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/how-to/use-uncertainty.md": {"certain": certain},
     "docs/explanation/is-it-helping.md": {"helping": partial(of_script, "helping")},
     "docs/how-to/serve.md": {"serving": partial(of_script, "serving")},
+    f"{RESULTS}/index.md": {"certain": certain},
+    "docs/explanation/noise.md": {"twins": twins, "ablation": ablation, "recipe-trials": trials},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/packs.md": {"compression": partial(of_script, "compression"), "routing-times": routing_times},
     "docs/explanation/routing.md": {

@@ -68,7 +68,7 @@ def get(name: str, loop: Loop | None = None) -> Method:
 def chosen(
     name: str | None, loop: Loop, model: object, likelihood: object = None, keepers: Sequence[object] = ()
 ) -> Method | None:
-    """Return the method that a loop runs: the named one, the default of a plain network, or none.
+    """Return the method that a loop runs on a network: the named one, the default of a plain network, or none.
 
     `DEFAULT` is for a plain network with nothing else chosen: a perturbed one has its scheme already, and a likelihood
     or keepers say that the caller puts the parts together.
@@ -77,7 +77,9 @@ def chosen(
         inner = (model, getattr(model, "module", None), root_of(model)) if isinstance(model, nn.Module) else ()
         plain = bool(inner) and not any(isinstance(each, Perturbed) for each in inner)
         name = DEFAULT if plain and likelihood is None and not keepers else None
-    return None if name is None else get(name, loop)
+    if name is None:
+        return None
+    return get(name, loop).for_network(model) if isinstance(model, nn.Module) else get(name, loop)
 
 
 def table() -> str:

@@ -147,3 +147,17 @@ def test_views_named_by_the_user_are_not_tested() -> None:
     assert history.model.options.answer_views == ("mirror",)
     few = undrift.adapt(convnet(), images(24), epochs=1)  # too few to call any view safe
     assert few.views == ()
+
+
+def test_a_small_network_takes_larger_steps_over_epochs_unless_the_user_says_how_large() -> None:
+    def rate(net: nn.Module, **given: Any) -> float:
+        history = undrift.adapt(net, images(24), epochs=1, **given)
+        assert history.model is not None
+        return history.model.options.adapt_lr
+
+    large = convnet()
+    large.register_parameter("spare", nn.Parameter(torch.zeros(1_000_000), requires_grad=False))
+    assert rate(convnet()) == rate(convnet(), method="undrift") == 1e-2
+    assert rate(large) == methods.get("undrift", "adapt").options.adapt_lr == 1e-3
+    assert rate(convnet(), adapt_lr=5e-3) == 5e-3
+    assert rate(convnet(), method="shot") == 1e-3

@@ -98,7 +98,7 @@ class Roid:
     def _other(self, step: Step, kept: Tensor) -> Tensor | None:
         """Return the second view's logits, or None if it cannot be made."""
         view = step.images[kept]
-        if len(view) == 1 < len(step.images) and any(map(_of_the_batch, step.model.norms)):
+        if len(view) == 1 < len(step.images) and any(map(by_the_batch, step.model.norms)):
             # The statistics of one image do not stand for its batch, and behind a pooling one value per channel has no
             # variance: the stream would stop with an error. In a batch of one image the logits were made the same way.
             return None
@@ -154,7 +154,7 @@ def corrected_prior(logits: Tensor) -> Tensor:
     return (mean + smooth) / (1 + smooth * classes)
 
 
-def _of_the_batch(policy: Norm) -> bool:
+def by_the_batch(policy: Norm) -> bool:
     """Return whether some norm layer uses batch statistics in a step."""
     keeps_none = policy.statistics is None and isinstance(policy.layer, BatchNorm)
     return keeps_none or policy.statistics in ("batch", "train")

@@ -12,7 +12,7 @@ from undrift._errors import OptionError
 from undrift._types import Step
 from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse
 from undrift.likelihood.averaged import Average
-from undrift.likelihood.roid import corrected_prior
+from undrift.likelihood.roid import by_the_batch, corrected_prior
 from undrift.likelihood.sure_images import SureImages
 from undrift.posterior.batch import device_of
 from undrift.posterior.domain_statistics import DomainStatistics, How
@@ -30,7 +30,7 @@ class Teacher:
         θ̄ ← θ̄ + (n / memory) (θ − θ̄)                             after each step on n images
 
     v runs over the image and its safe views, combined; v' is one of them at random. The answer is the teacher's and the
-    mean network's, from before the step, under a corrected prior (see `Roid`):
+    mean network's, from before the step, under a corrected prior (see `Roid`) where norm layers see the batch:
 
         (1 − share) t_i + share · ½ (softmax f(θ, x_i) + softmax f(θ, v₁(x_i)))
 
@@ -120,7 +120,7 @@ class Teacher:
             own = sides[:2]
             mean = _mean_softmax((side.answer(step.mean_logits(side(step.images))) for side in own), len(own))
             answer = torch.lerp(answer, mean, self.share)
-        self._answer = _with_prior(answer)
+        self._answer = _with_prior(step.model, answer)
 
     def _told(self, model: Perturbed, images: Tensor, sides: Sequence[ReversibleView], how: How) -> list[Tensor]:
         """Return the teacher's softmax of each view of a batch; all views are normalised alike."""
@@ -146,7 +146,7 @@ class Teacher:
             counted: whether the images have a say in the statistics that normalise them.
         """
         told = self.each_alone(model, images, self._views.of(images), counted)
-        return _with_prior(torch.stack(told).mean(0)).softmax(1)
+        return _with_prior(model, torch.stack(told).mean(0)).softmax(1)
 
     @torch.no_grad()
     def each_alone(
@@ -225,10 +225,15 @@ def _to(target: Tensor, logits: Tensor) -> Tensor:
     return -(target.to(logits.dtype) * logits.log_softmax(1)).sum(1).mean()
 
 
-def _with_prior(answer: Tensor) -> Tensor:
-    """Return log-probabilities under a corrected prior: that of images, as pixels are truly of unequal classes."""
+def _with_prior(model: Perturbed, answer: Tensor) -> Tensor:
+    """Return log-probabilities under a corrected prior: that of images, as pixels are truly of unequal classes.
+
+    Where no layer normalises by the batch, what a drifted network predicts on average is its own bias, which a prior
+    would make worse.
+    """
     logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
-    return logits + corrected_prior(logits).log() if logits.ndim == 2 else logits
+    corrected = logits.ndim == 2 and any(by_the_batch(policy) for policy in model.norms)
+    return logits + corrected_prior(logits).log() if corrected else logits
 
 
 def _apart(one: Tensor, other: Tensor) -> Tensor:

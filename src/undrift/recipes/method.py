@@ -7,11 +7,14 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args
 
+from torch import nn
+
 from undrift._errors import OptionError
 from undrift._types import Keeper
 from undrift.options import Options, _suggest, answering_draws
 
 Loop = Literal["stream", "adapt"]
+SMALL = 1_000_000  # weights; below it a network was trained from scratch, not on top of a large one
 
 # The annotations that are checked, in words and as types (NumPy's numbers count too).
 _PLAIN: dict[object, tuple[str, type]] = {
@@ -51,6 +54,7 @@ class Method:
         ensemble: whether several networks answer together.
         variants: settings by name, such as its authors' values for ImageNet.
         by_loop: what differs in one of its loops, as settings; the row itself is for all others.
+        small: what differs for a network with fewer than `SMALL` weights, as settings.
         given: settings that its variant or its loop names.
     """
 
@@ -70,6 +74,7 @@ class Method:
     ensemble: bool = False
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     by_loop: Mapping[Loop, Mapping[str, object]] = field(default_factory=dict)
+    small: Mapping[str, object] = field(default_factory=dict)
     given: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -116,6 +121,12 @@ class Method:
     def in_loop(self, loop: Loop) -> "Method":
         """Return the method as that loop runs it."""
         return replace(self._changed(self.by_loop.get(loop, {})), by_loop={})
+
+    def for_network(self, net: nn.Module) -> "Method":
+        """Return the method with the values for a network of that size."""
+        if not self.small or sum(p.numel() for p in net.parameters()) >= SMALL:
+            return self
+        return replace(self._changed(self.small), small={})
 
     def _changed(self, settings: Mapping[str, object]) -> "Method":
         """Return the method with settings changed: its own attributes, a preset, options, and those of its parts."""

@@ -5,7 +5,8 @@ statistics see the domain first; then each image agrees with its nearest neighbo
 
 Values of streams were chosen on development corruptions (speckle noise, Gaussian blur, saturate; severity 5) with
 WRN-40-2 on CIFAR-10, ResNeXt-29 on CIFAR-100 and ResNet-50 on ImageNet; those over epochs on one development task,
-PACS's cartoon → art painting: benchmarks/NOTES.md, "The undrift recipe".
+PACS's cartoon → art painting, and the rate of small networks on digits, scans → MNIST: benchmarks/NOTES.md, "The
+undrift recipe".
 """
 
 from functools import partial
@@ -37,6 +38,8 @@ _OVER_EPOCHS: dict[str, object] = {
     "init_fraction": 0.04,
     "answer": "samples",
     "answer_views": "auto",
+    # SHOT's rate for networks that were trained from scratch; 1e-3 is for those that began with ImageNet's weights.
+    "small": {"adapt_lr": 1e-2},
 }
 
 ROWS = (

@@ -11,21 +11,21 @@ from rich.console import Console
 
 from undrift._errors import DataError, UndriftError
 from undrift.system.progress import Bar
-from undrift_bench.demo.domain_file import NAME, Filed
+from undrift_bench.demo.domain_file import EXACT, NAME, Filed
 from undrift_bench.demo.picture import draw
 from undrift_bench.demo.results import Results
-from undrift_bench.demo.rows import ROWS, Scored
+from undrift_bench.demo.rows import Scored
 from undrift_bench.demo.setting import QUICK, DemoSetting
 from undrift_bench.demo.show import show_beginning, show_results
-from undrift_bench.demo.streams import STREAM_ROWS, Streamed
+from undrift_bench.demo.streams import Streamed
 from undrift_bench.demo.work import Done, Job, do_all, jobs, usual_workers
 
 WIDTH = 120
-"""Of the tables where no terminal says how wide it is."""
+"""Of the table where no terminal says how wide it is."""
 
 
 def demo(out: Path, setting: DemoSetting, workers: int, console: Console) -> Results:
-    """Run everything, print it, and write demo.json, demo.png and the domain file into `out`."""
+    """Run everything, print it, and write demo.json, demo.png and the packs into `out`."""
     start = time.perf_counter()
     _make(out)
     show_beginning(console, setting)
@@ -39,33 +39,33 @@ def demo(out: Path, setting: DemoSetting, workers: int, console: Console) -> Res
     results = replace(results, seconds=time.perf_counter() - start)
     results.save(out / "demo.json")
     show_results(console, results)
-    written = ", ".join(f"{out / name}" for name in ("demo.json", "demo.png", NAME))
+    written = ", ".join(f"{out / name}" for name in ("demo.json", "demo.png", NAME, EXACT))
     console.print(f"\n{results.seconds:.0f} s with {workers} processes. Written: {written}", highlight=False)
     return results
 
 
 def collect(setting: DemoSetting, done: dict[Job, Done], seconds: float) -> Results:
-    """Return the runs by row and seed; a row that no seed changes has the same run for each."""
+    """Return the runs by row and seed."""
+    (file,) = (found for found in done.values() if isinstance(found, Filed))
     table: dict[str, list[Scored]] = {}
     streams: dict[str, list[Streamed]] = {}
-    (file,) = (found for found in done.values() if isinstance(found, Filed))
-    for place, row in enumerate(ROWS):
-        found = [done[Job(True, place, seed if row.seeded else 0)] for seed in range(setting.seeds)]
-        table[row.name] = [scores for scores in map(_scored, found) if isinstance(scores, Scored)]
-    for place, stream_row in enumerate(STREAM_ROWS):
-        found = [done[Job(False, place, seed)] for seed in range(setting.seeds)]
-        streams[stream_row.name] = [scores for scores in found if isinstance(scores, Streamed)]
+    for job in sorted(done, key=lambda job: (job.place, job.seed)):
+        scores = done[job]
+        if isinstance(scores, Streamed):
+            streams.setdefault(job.row.name, []).append(scores)
+        else:
+            table.setdefault(job.row.name, []).append(scores.scored if isinstance(scores, Filed) else scores)
     return Results(setting, table, streams, file, seconds)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="undrift_bench.demo", description="Adapt from MNIST's digits to scans, six ways."
+        prog="undrift_bench.demo", description="Adapt from MNIST's digits to scans, by default and by rivals."
     )
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for results (default: out/demo)")
     parser.add_argument("--quick", action="store_true", help="seconds, on few images, in one process: for a test")
-    parser.add_argument("--seeds", type=int, default=None, help="runs a row, two at least")
+    parser.add_argument("--seeds", type=int, default=None, help="runs of each row, two at least")
     parser.add_argument("--workers", type=int, default=None, help="processes (default: one per core, four at most)")
     given = parser.parse_args(arguments)
     setting = QUICK if given.quick else DemoSetting()
@@ -85,10 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
         print("stopped; demo.json and demo.png were not written", file=sys.stderr)
         return 130
     return 0
-
-
-def _scored(done: Done) -> Done:
-    return done.scored if isinstance(done, Filed) else done
 
 
 def _make(out: Path) -> None:

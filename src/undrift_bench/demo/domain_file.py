@@ -1,4 +1,4 @@
-"""Save the demo's domain file, load it into a fresh network, and compare."""
+"""Save what the demo's network learned as a pack, load it into a fresh network, and compare."""
 
 import copy
 from dataclasses import dataclass
@@ -10,26 +10,27 @@ import torch
 from numpy.typing import NDArray
 
 from undrift.packs.file import load, save
+from undrift.packs.mean import DEFAULT
 from undrift.predict import predict
-from undrift_bench.demo.rows import Scored, adapted, scores
+from undrift_bench.demo.rows import OURS, Scored, adapted, labels_of, scored
 from undrift_bench.demo.setting import DemoSetting, World
 
 NAME = "scans.safetensors"
-EXAMPLES = 24
-"""Source images that go along, for the picture."""
+EXACT = "scans-exact.safetensors"
+ACROSS = 6
+"""Images in a line of the picture."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Images for the picture, and what the loaded network says about them. Arrays: they come from another process."""
+    """Images for the picture, with what both networks say. Arrays: they come from another process."""
 
     source: NDArray[np.uint8]
     source_labels: NDArray[np.int64]
     target: NDArray[np.uint8]
     target_labels: NDArray[np.int64]
-    answers: NDArray[np.int64]
-    confidence: NDArray[np.float32]
-    entropy: NDArray[np.float32]
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,20 @@ class Filed:
     """What came of saving and loading.
 
     Attributes:
-        size: of the domain file, in bytes.
+        size: of the pack, in bytes; weights are compressed.
+        exact: of a pack that holds every weight as it is.
         network: of the source network's file.
-        equal: whether the loaded network answers bit for bit as the one that was saved.
+        same: part of the target on which the network loaded from the pack gives the same label as the one saved.
+        equal: whether the one loaded from the exact pack answers bit for bit the same.
         restored: whether the network that was adapted is the source network again, bit for bit.
-        shown: some images, with the loaded network's answers.
-        scored: how the adapted network did: the VMP row's run with seed 0.
+        shown: some images, with the answers before and after.
+        scored: how the adapted network did: the default's run with seed 0.
     """
 
     size: int
+    exact: int
     network: int
+    same: float
     equal: bool
     restored: bool
     shown: Shown
@@ -54,31 +59,49 @@ class Filed:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain numbers."""
-        return {"size": self.size, "network": self.network, "equal": self.equal, "restored": self.restored}
+        return {name: getattr(self, name) for name in ("size", "exact", "network", "same", "equal", "restored")}
 
 
 def domain_file(world: World, setting: DemoSetting, out: Path) -> Filed:
-    """Adapt (VMP, seed 0), save, load into a fresh copy of the source network, and compare the answers."""
-    target = world.target.select(range(min(setting.shown_images, len(world.target))))
-    examples = world.held_out.select(range(EXAMPLES))
-    images = target.preprocess(target.images)
-    source = predict(world.net, images)
-    with adapted(world, setting, seed=0) as model:
-        size = save(model, out / NAME, source="undrift_bench.demo digits.safetensors")
-        live = predict(model, images, generator=0, batch_size=setting.batch_size)
-        scored = scores(model, world, setting, seed=0)
-    loaded = load(copy.deepcopy(world.net), out / NAME)
-    again = predict(loaded, images, generator=0, batch_size=setting.batch_size)
-    assert target.labels is not None
-    assert examples.labels is not None
-    shown = Shown(
-        examples.images[:, 0].numpy(),
-        examples.labels.numpy(),
-        target.images[:, 0].numpy(),
-        target.labels.numpy(),
-        again.label.numpy(),
-        again.probs.amax(dim=1).numpy(),
-        again.entropy.numpy(),
+    """Adapt by the default (seed 0), save twice, load into fresh copies of the source network, and compare."""
+    images = world.target.preprocess(world.target.images)
+
+    def answers(model: torch.nn.Module) -> Any:
+        return predict(model, images, generator=0, batch_size=setting.answer_batch_size)
+
+    def loaded(name: str) -> Any:
+        return answers(load(copy.deepcopy(world.net), out / name))
+
+    source = answers(world.net)
+    with adapted(OURS, world, setting, seed=0) as history:
+        assert history.model is not None
+        named = "undrift_bench.demo digits.safetensors"
+        size, exact = (
+            save(history.model, out / name, source=named, mean=mean)
+            for name, mean in ((NAME, DEFAULT), (EXACT, "exact"))
+        )
+        live = answers(history.model)
+        found = scored(history, world, setting, seed=0)
+    return Filed(
+        size,
+        exact,
+        world.size,
+        float((loaded(NAME).label == live.label).double().mean()),
+        torch.equal(loaded(EXACT).probs, live.probs),
+        torch.equal(source.probs, answers(world.net).probs),
+        _shown(world, source.label, live.label),
+        found,
     )
-    restored = torch.equal(source.probs, predict(world.net, images).probs)
-    return Filed(size, world.size, torch.equal(live.probs, again.probs), restored, shown, scored)
+
+
+def _shown(world: World, before: torch.Tensor, after: torch.Tensor) -> Shown:
+    """Return the first images of either kind, drawn without regard to the answers."""
+    source, target = slice(0, ACROSS), slice(0, 2 * ACROSS)
+    return Shown(
+        world.held_out.images[source, 0].numpy(),
+        labels_of(world.held_out)[source].numpy(),
+        world.target.images[target, 0].numpy(),
+        labels_of(world.target)[target].numpy(),
+        before[target].numpy(),
+        after[target].numpy(),
+    )

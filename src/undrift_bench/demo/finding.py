@@ -1,4 +1,4 @@
-"""Turn the seeds' numbers into sentences about VMP, also if it did not gain."""
+"""Turn the seeds' numbers into sentences about undrift, also if it did not gain."""
 
 import math
 import statistics
@@ -13,11 +13,11 @@ Outcome = Literal["gained", "lost", "no gain"]
 
 @dataclass(frozen=True)
 class Gain:
-    """The difference between VMP and another row on the same images and seeds, in points of accuracy.
+    """The difference between undrift and another row on the same images and seeds, in points of accuracy.
 
     Attributes:
         over: the other row.
-        points: mean of the differences; above 0 VMP is better.
+        points: mean of the differences; above 0 undrift is better.
         deviation: standard deviation of the seeds' differences.
         error: standard error that the choice of images leaves on one seed's difference.
         seeds: how many.
@@ -75,40 +75,36 @@ def gain(ours: Sequence[Sequence[bool]], theirs: Sequence[Sequence[bool]], over:
     return Gain(over, points, deviation, statistics.fmean(errors), len(by_seed))
 
 
-def sentence(where: str, source: Gain, control: Gain, tent: Gain) -> str:
-    """Return what VMP gained and what the noise had to do with it.
+def noise_clause(twin: Gain) -> str:
+    """Return what the noise did, in half a sentence."""
+    if twin.outcome == "gained":
+        return f"the noise adds {twin.points:.1f} points"
+    if twin.outcome == "lost":
+        return f"the noise costs {-twin.points:.1f} points: without it the recipe is better"
+    return "the noise makes no difference"
+
+
+def sentence(where: str, before: float, after: str, twin: Gain, rival: Gain) -> str:
+    """Return the result of one column of the table.
 
     Args:
-        where: how it begins, such as "On the target".
-        source: over the source network.
-        control: over the same without noise.
-        tent: over Tent.
+        where: which images, such as "the scans".
+        before: accuracy of the source network, in per cent.
+        after: that of undrift, with its deviation.
+        twin: undrift's gain over itself without noise.
+        rival: its gain over the best other row.
     """
-    facts = f"{where} VMP {source}, {control}, and {tent} ({source.seeds} seeds)."
-    if control.outcome == "gained":
-        return f"{facts} The noise itself paid."
-    if control.outcome == "lost":
-        return f"{facts} The noise cost accuracy: without it the same method does better."
-    if source.outcome == "gained":
-        return f"{facts} What was gained, the norm layers gained; the noise did not pay."
-    return f"{facts} Nothing was gained, with noise or without."
+    return (
+        f"Without a label, undrift takes {where} from {before:.1f} to {after} % right ({twin.seeds} seeds); "
+        f"it {rival}, the best rival, and {twin}: {noise_clause(twin)}."
+    )
 
 
-def headline(before: float, after: float, source: Gain, control: Gain) -> str:
-    """Return the finding in one line, for the picture: accuracy before and after, and the noise's part in it."""
-    start, end = f"{100 * before:.0f} %", f"{100 * after:.0f} %"
-    moved = {
-        "gained": f"lifts {start} to {end}",
-        "lost": f"lowers {start} to {end}",
-        "no gain": f"does not move {start}",
-    }[source.outcome]
-    noise = {
-        "gained": f"its noise adds {control.points:.1f} points over σ = 0",
-        "lost": f"its noise costs {-control.points:.1f} points against σ = 0",
-        "no gain": "its noise adds nothing over σ = 0",
-    }[control.outcome]
-    link = "and" if (source.outcome == "gained") == (control.outcome == "gained") else "but"
-    return f"VMP {moved} on digits of another kind, {link} {noise}"
+def headline(before: float, after: float) -> str:
+    """Return the result in one line, for the picture."""
+    if round(after) <= round(before):
+        return f"undrift does not help here: {before:.0f} % right before, {after:.0f} % after"
+    return f"A network that has never seen these digits: {before:.0f} % right. Adapted without a label: {after:.0f} %"
 
 
 def spread(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:

@@ -1,21 +1,17 @@
-"""Draw the demo's picture: the digits, each method on both domains, and the stream."""
+"""Draw the demo's picture: digits before and after on the left, accuracy by method on the right."""
 
 import io
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import numpy as np
-
 from undrift._errors import UndriftError
-from undrift.judge.plots import BLUE, COLOURS, GREY, ORANGE
+from undrift.judge.plots import BLUE, COLOURS, GREY
 from undrift.system import atomic
-from undrift_bench.demo import rows, streams
 from undrift_bench.demo.results import Results
+from undrift_bench.demo.rows import OURS, TWIN
 
-GREEN, VERMILION = COLOURS[2], COLOURS[5]
-SHORT = {rows.CONTROL.name: "SHOT-BN =\nVMP, σ = 0", rows.VMP_LARGE.name: "VMP,\nvariance × 10"}
-ACROSS = 6
+GREEN, RED = COLOURS[2], COLOURS[5]
 
 
 def draw(results: Results, path: Path) -> int:
@@ -26,99 +22,65 @@ def draw(results: Results, path: Path) -> int:
         raise UndriftError(
             "matplotlib is not installed; the demo draws a picture with it. Install it: pip install 'undrift[plot]'."
         ) from error
-    figure: Any = Figure(figsize=(15, 5.8), layout="constrained")
+    figure: Any = Figure(figsize=(13, 4.6), layout="constrained")
     figure.suptitle(results.headline, fontsize=15, fontweight="bold")
-    left, middle, right = figure.subfigures(1, 3, width_ratios=(4.6, 4.6, 5.8))
+    left, right = figure.subfigures(1, 2, width_ratios=(5, 8))
     _digits(left, results)
-    _bars(middle, results)
-    _stream(right, results)
+    _bars(right, results)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100)
     return atomic.write_bytes(path, buffer.getvalue())
 
 
 def _digits(figure: Any, results: Results) -> None:
-    """Source digits; then the target's, those the adapted network is surest of and those it is least sure of."""
+    """Digits the network learned from; then the first ones it met, with its answers before and after."""
     shown = results.file.shown
-    order = np.argsort(shown.entropy)
-    examples = np.sort(np.unique(shown.source_labels, return_index=True)[1])[:ACROSS]  # each of another class
-    groups = [
-        ("Learned from: MNIST", shown.source[examples], shown.source_labels[examples], None),
-        ("Adapted to: scans, the surest answers", *_some(results, order[:ACROSS])),
-        ("the least sure", *_some(results, order[-2 * ACROSS : -ACROSS])),
-        ("", *_some(results, order[-ACROSS:])),
-    ]
-    axes = figure.subplots(len(groups), ACROSS)
-    for line, (title, images, labels, says) in zip(axes, groups, strict=True):
-        for i, ax in enumerate(line):
-            ax.imshow(images[i], cmap="gray_r", vmin=0, vmax=255)
-            ax.set(xticks=[], yticks=[])
-            answer, sure = (labels[i], None) if says is None else (says[0][i], says[1][i])
-            right = answer == labels[i]
-            text = f"{answer}" if sure is None else f"{answer}  {100 * sure:.0f} %"
-            text = text if right else f"{text}\nis {labels[i]}"
-            # Left out of the layout: it would make room for words in single columns.
-            ax.set_xlabel(text, fontsize=9, color="black" if right else VERMILION).set_in_layout(False)
-            for spine in ax.spines.values():
-                spine.set_color(GREY if right else VERMILION)
-                spine.set_linewidth(0.8 if right else 2)
-        words = line[0].text(0, 1.12, title, fontsize=11, transform=line[0].transAxes)
-        words.set_in_layout(False)
+    across = len(shown.source)
+    axes = figure.subplots(1 + len(shown.target) // across, across, squeeze=False)
+    for ax, image in zip(axes.flat, (*shown.source, *shown.target), strict=False):
+        ax.imshow(image, cmap="gray_r", vmin=0, vmax=255)
+        ax.set(xticks=[], yticks=[])
+        for spine in ax.spines.values():
+            spine.set_color(GREY)
+    for line, title in enumerate(("It learned from these digits,", "and meets these. Its answers before → after:")):
+        _write(axes[line, 0], 0, 1.2, title, fontsize=12)
+    for ax, label, before, after in zip(axes[1:].flat, shown.target_labels, shown.before, shown.after, strict=False):
+        strong = {"fontsize": 13, "fontweight": "bold", "ha": "center"}
+        _write(ax, 0.2, -0.17, str(before), color=_colour(before == label), **strong)
+        _write(ax, 0.5, -0.17, "→", color=GREY, **strong)
+        _write(ax, 0.8, -0.17, str(after), color=_colour(after == label), **strong)
 
 
-def _some(results: Results, places: Any) -> tuple[Any, Any, Any]:
-    shown = results.file.shown
-    return shown.target[places], shown.target_labels[places], (shown.answers[places], shown.confidence[places])
+def _write(ax: Any, x: float, y: float, text: str, **style: Any) -> None:
+    """Write beside an image, left out of the layout: it would make room for words in single columns."""
+    ax.text(x, y, text, va="center", transform=ax.transAxes, **style).set_in_layout(False)
+
+
+def _colour(right: bool) -> str:
+    return GREEN if right else RED
 
 
 def _bars(figure: Any, results: Results) -> None:
-    ax = figure.subplots()
-    height = 0.38
-    for place, seeds in enumerate(results.table.values()):
-        for shift, colour, values in (
-            (-height / 2, BLUE, [100 * s.target.accuracy for s in seeds]),
-            (height / 2, ORANGE, [100 * s.source.accuracy for s in seeds]),
-        ):
-            mean, deviation = fmean(values), stdev(values)
-            ax.barh(
-                place + shift, mean, height, color=colour, xerr=deviation, error_kw={"capsize": 3, "elinewidth": 1.2}
-            )
-            ax.text(mean - 1, place + shift, f"{mean:.1f}", ha="right", va="center", color="white", fontsize=9)
-    names = [SHORT.get(name, name) for name in results.table]
-    ax.set_yticks(range(len(names)), names, fontsize=10)
-    ax.invert_yaxis()
-    ax.set_xlim(0, 100)
-    ax.set_xlabel("accuracy % (bars: standard deviation of the seeds)")
-    handles = [ax.patches[0], ax.patches[1]]
-    ax.legend(handles, ["scans (target)", "MNIST, held out (source)"], frameon=False, ncols=2, fontsize=9,
-              loc="lower center", bbox_to_anchor=(0.45, 1.0))  # fmt: skip
-    _open(ax)
-
-
-def _stream(figure: Any, results: Results) -> None:
-    ax = figure.subplots()
-    first = next(iter(results.streams.values()))[0]
-    styles = {
-        streams.SOURCE.name: (GREY, "-"),
-        streams.TENT.name: (ORANGE, "-"),
-        streams.VMP.name: (BLUE, "-"),
-        streams.VMP_BATCH.name: (GREEN, "--"),
-    }
-    for name, (colour, line) in styles.items():
-        runs = results.streams[name]
-        steps = [100 * fmean(values) for values in zip(*(r.accuracy for r in runs), strict=True)]
-        mean = 100 * fmean(r.mean for r in runs)
-        ax.plot(range(len(steps)), steps, line, color=colour, linewidth=2, label=f"{name} ({mean:.0f} %)")
-    batches = len(first.accuracy) // len(first.domains)
-    for place, name in enumerate(first.domains):
-        if place % 2 == 0:
-            ax.axvspan(place * batches - 0.5, (place + 1) * batches - 0.5, color="0.94", zorder=0)
-        ax.text((place + 0.5) * batches - 0.5, 103, name.replace("_", "\n"), ha="center", va="bottom", fontsize=9.5)
-    ax.set(xlim=(-0.5, len(first.accuracy) - 0.5), ylim=(0, 102), xlabel="batch", ylabel="accuracy % on the batch")
-    ax.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=10, ncols=2)
-    _open(ax)
-
-
-def _open(ax: Any) -> None:
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
+    """Accuracy of every row, on the scans and along the stream."""
+    panels = figure.subplots(1, 2, sharey=True)
+    names = list(results.table)
+    for ax, online, title in zip(panels, (False, True), ("those scans", "a damaged stream"), strict=True):
+        for place, name in enumerate(names):
+            if online and name not in results.streams:
+                ax.text(2, place, "needs the whole domain", va="center", color=GREY, fontsize=9)
+                continue
+            values = results.accuracy(name, online=online)
+            mean, ours = fmean(values), name == OURS.name
+            colour = BLUE if ours else ("#9dbfdf" if name == TWIN.name else "0.75")
+            ax.barh(place, mean, 0.7, color=colour, xerr=stdev(values), error_kw={"elinewidth": 1.2, "capsize": 3})
+            ax.text(mean / 2, place, f"{mean:.1f}", ha="center", va="center", fontsize=11,
+                    color="white" if ours else "black", fontweight="bold" if ours else None)  # fmt: skip
+        ax.set_title(f"% right on {title}", fontsize=12, loc="left")
+        ax.set_xlim(0, 100)
+        ax.set_xticks([])
+        for side in ("top", "right", "bottom"):
+            ax.spines[side].set_visible(False)
+        ax.tick_params(length=0)
+    panels[0].set_yticks(range(len(names)), names, fontsize=11)
+    panels[0].get_yticklabels()[names.index(OURS.name)].set_fontweight("bold")
+    panels[0].invert_yaxis()

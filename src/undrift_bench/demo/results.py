@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,12 +14,11 @@ import torch
 
 from undrift.packs.packing import written_by
 from undrift.system import atomic
-from undrift_bench.demo import rows, streams
 from undrift_bench.demo.domain_file import Filed
-from undrift_bench.demo.finding import Gain, gain, headline, sentence
-from undrift_bench.demo.rows import DemoRow, Scored
+from undrift_bench.demo.finding import Gain, gain, headline, sentence, spread
+from undrift_bench.demo.rows import OURS, RIVALS, SOURCE, TWIN, Scored
 from undrift_bench.demo.setting import DemoSetting
-from undrift_bench.demo.streams import Streamed, StreamRow
+from undrift_bench.demo.streams import Streamed
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Results:
     """All numbers of one demo.
 
     Attributes:
-        setting: sizes, seeds and rates.
-        table: by row, a score a seed.
-        streams: by row, a stream a seed.
+        setting: sizes and seeds.
+        table: by row, a score of the whole target for each seed.
+        streams: by row, a stream for each seed; none of a row that needs the whole domain.
         file: what came of saving and loading.
         seconds: all in all.
     """
@@ -39,52 +39,41 @@ class Results:
     file: Filed
     seconds: float
 
-    def target(self, row: DemoRow) -> list[tuple[bool, ...]]:
-        """Return for each seed which images of the target were answered right."""
-        return [s.right for s in self.table[row.name]]
+    def accuracy(self, name: str, *, online: bool = False) -> list[float]:
+        """Return for each seed the accuracy of a row, on the target or along the stream, in per cent."""
+        return [100 * fmean(seed) for seed in self._right(name, online=online)]
 
-    def along_stream(self, row: StreamRow) -> list[list[bool]]:
-        """Return for each seed which images of the stream were answered right, in their order."""
-        return [[image for batch in s.right for image in batch] for s in self.streams[row.name]]
-
-    @property
-    def gains(self) -> tuple[Gain, Gain, Gain]:
-        """What VMP gained on the target: over the source network, over σ = 0, over Tent."""
-        vmp = self.target(rows.VMP)
-        return (
-            gain(vmp, self.target(rows.SOURCE), "the source network"),
-            gain(vmp, self.target(rows.CONTROL), "its σ = 0 control"),
-            gain(vmp, self.target(rows.TENT), "Tent"),
+    def gains(self, *, online: bool = False) -> tuple[Gain, Gain]:
+        """Return what undrift gained over its twin without noise, and over the best of the other rows."""
+        there = [row.name for row in RIVALS if row.name in (self.streams if online else self.table)]
+        best = max(there, key=lambda name: fmean(self.accuracy(name, online=online)))
+        ours = self._right(OURS.name, online=online)
+        twin, rival = (
+            gain(ours, self._right(row, online=online), called)
+            for row, called in ((TWIN.name, "its twin without noise"), (best, best))
         )
-
-    @property
-    def stream_gains(self) -> tuple[Gain, Gain, Gain]:
-        """The same along the stream."""
-        vmp = self.along_stream(streams.VMP)
-        return (
-            gain(vmp, self.along_stream(streams.SOURCE), "the source network"),
-            gain(vmp, self.along_stream(streams.CONTROL), "its σ = 0 control"),
-            gain(vmp, self.along_stream(streams.TENT), "Tent"),
-        )
+        return twin, rival
 
     @property
     def findings(self) -> list[str]:
         """What may be said, in sentences."""
-        batch = gain(self.along_stream(streams.VMP_BATCH), self.along_stream(streams.TENT), "Tent")
         found = [
-            sentence("On the scans", *self.gains),
-            sentence("Along the stream", *self.stream_gains),
-            f"With the statistics of each batch, as Tent has them, VMP {batch} along the stream.",
+            sentence(
+                where,
+                fmean(self.accuracy(SOURCE.name, online=online)),
+                spread(self.accuracy(OURS.name, online=online)),
+                *self.gains(online=online),
+            )
+            for where, online in (("the scans", False), ("the stream", True))
         ]
-        if self.setting.epochs < 2:
+        if self.setting.epochs is not None:
             found.append("This was a quick run, for a test: nothing was learned, and its numbers mean nothing.")
         return found
 
     @property
     def headline(self) -> str:
         """The first of them in one line."""
-        before, after = (fmean(s.target.accuracy for s in self.table[row.name]) for row in (rows.SOURCE, rows.VMP))
-        return headline(before, after, *self.gains[:2])
+        return headline(*(fmean(self.accuracy(row.name)) for row in (SOURCE, OURS)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
@@ -98,11 +87,11 @@ class Results:
             },
             "setting": dataclasses.asdict(self.setting),
             "table": {name: [_plain(s) for s in seeds] for name, seeds in self.table.items()},
-            "streams": {name: [_plain(s) | {"accuracy": s.accuracy} for s in r] for name, r in self.streams.items()},
+            "streams": {name: [_plain(s) for s in seeds] for name, seeds in self.streams.items()},
             "file": self.file.to_dict(),
             "gains": {
-                where: [dataclasses.asdict(g) | {"outcome": g.outcome} for g in gains]
-                for where, gains in (("target", self.gains), ("stream", self.stream_gains))
+                where: [dataclasses.asdict(g) | {"outcome": g.outcome} for g in self.gains(online=online)]
+                for where, online in (("target", False), ("stream", True))
             },
             "findings": self.findings,
         }
@@ -110,6 +99,10 @@ class Results:
     def save(self, path: Path) -> int:
         """Write them as JSON, whole or not at all, and return the size."""
         return atomic.write_text(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False))
+
+    def _right(self, name: str, *, online: bool) -> list[Sequence[bool]]:
+        runs: Sequence[Scored | Streamed] = self.streams[name] if online else self.table[name]
+        return [run.right for run in runs]
 
 
 def _plain(scores: Scored | Streamed) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The demo's sizes, seeds and rates, its two domains, and its source network."""
+"""The demo's sizes and seeds, its two domains, and its source network."""
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -16,33 +16,29 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class DemoSetting:
-    """Every number that is not the library's default, the same for every method.
+    """The demo's sizes and seeds. Methods run with the library's values, so there is no rate here.
 
     Attributes:
-        seeds: runs a row, each with its own order of images and its own noise.
-        epochs: passes over the target, for the rows that learn over epochs.
-        lr: their learning rate; chosen without a label by `undrift_bench.demo.choose`.
-        batch_size: images per step, where a whole domain is at hand.
-        target_images: how many images of the target are used; None takes all 1,797.
-        held_out_images: how many of the 1,000 held-out source images; half of them pass by in the stream.
+        seeds: runs of each row, each with its own order of images and its own noise.
+        epochs: passes over the target, in place of the methods' own; None for those.
+        answer_batch_size: images per forward pass of an answer.
+        target_images: how many of the 1,797 images of the target are used.
+        held_out_images: how many of the 1,000 held-out source images measure what is forgotten.
         corruptions: the domains of the stream, in order; clean images come last.
         severity: of all of them.
-        stream_images: how many images each of them has.
+        stream_images: how many held-out images pass by under each corruption.
         stream_batch_size: images that arrive at once.
-        shown_images: images that the domain file is tried on and the picture chooses from.
     """
 
     seeds: int = 3
-    epochs: int = 3
-    lr: float = 2e-2
-    batch_size: int = 64
-    target_images: int | None = None
+    epochs: int | None = None
+    answer_batch_size: int = 64
+    target_images: int | None = 1000
     held_out_images: int | None = 512
     corruptions: tuple[str, ...] = ("gaussian_noise", "contrast", "brightness", "impulse_noise")
     severity: int = 5
     stream_images: int = 256
-    stream_batch_size: int = 32
-    shown_images: int = 384
+    stream_batch_size: int = 64
 
 
 QUICK = DemoSetting(
@@ -53,7 +49,6 @@ QUICK = DemoSetting(
     corruptions=("gaussian_noise", "contrast"),
     stream_images=48,
     stream_batch_size=24,
-    shown_images=32,
 )
 """Seconds, for a test: everything runs, nothing is learned."""
 
@@ -89,16 +84,11 @@ def source_images() -> tuple[TensorDomain, TensorDomain]:
     return split(data.digits("mnist"), HELD_OUT, seed=0)
 
 
-def stream_domains(setting: DemoSetting, world: World) -> tuple[dict[str, TensorDomain], TensorDomain]:
-    """Return the domains of the stream by name, clean images last, and clean images that no stream sees.
-
-    The held-out images are parted in two: one part passes by under one corruption after the other, the other part
-    measures what was forgotten.
-    """
+def stream_domains(setting: DemoSetting, world: World) -> dict[str, TensorDomain]:
+    """Return the domains of the stream by name: the same held-out images under each corruption, clean ones last."""
     passing = _first(world.held_out, setting.stream_images)
-    kept = world.held_out.select(range(len(passing), min(len(world.held_out), 2 * len(passing))))
     domains = {name: _corrupted(passing, name, setting.severity) for name in setting.corruptions}
-    return domains | {"clean": passing}, kept
+    return domains | {"clean": passing}
 
 
 def _corrupted(domain: TensorDomain, name: str, severity: int) -> TensorDomain:

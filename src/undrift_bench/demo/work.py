@@ -1,4 +1,4 @@
-"""Run both tables in several processes, as small tensors do best with one core each."""
+"""Run all rows in several processes, as small tensors do best with one core each."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from undrift_bench.demo.domain_file import Filed, domain_file
-from undrift_bench.demo.rows import ROWS, VMP, DemoRow, Scored
+from undrift_bench.demo.rows import OURS, ROWS, DemoRow, Scored, run
 from undrift_bench.demo.setting import DemoSetting, World, load_world
-from undrift_bench.demo.streams import STREAM_ROWS, Streamed, StreamRow
+from undrift_bench.demo.streams import Streamed, run_stream
 
 MOST_WORKERS = 4
 _here: list[tuple[World, DemoSetting]] = []
@@ -27,40 +27,41 @@ class Job:
     """One run of a row with a seed.
 
     Attributes:
-        place: of the row, in the first table or in the stream's.
+        online: whether it is the stream's.
+        place: of the row.
     """
 
-    table: bool
+    online: bool
     place: int
     seed: int
 
     @property
-    def row(self) -> DemoRow | StreamRow:
+    def row(self) -> DemoRow:
         """The row that is run."""
-        return ROWS[self.place] if self.table else STREAM_ROWS[self.place]
+        return ROWS[self.place]
 
     @property
     def files(self) -> bool:
-        """Whether it is the run that the domain file is written from."""
-        return self.table and self.row is VMP and self.seed == 0
+        """Whether it is the run that the pack is written from."""
+        return not self.online and self.row is OURS and self.seed == 0
 
 
 def jobs(setting: DemoSetting) -> list[Job]:
     """Return every run, the long ones first, so that no core waits at the end for another."""
-    found = [
-        Job(table, place, seed)
-        for table, rows in ((True, ROWS), (False, STREAM_ROWS))
-        for place in reversed(range(len(rows)))
+    return [
+        Job(online, place, seed)
+        for online in (False, True)
+        for place in reversed(range(len(ROWS)))
         for seed in range(setting.seeds)
+        if not online or ROWS[place].stream is not None
     ]
-    return [job for job in found if job.seed == 0 or job.row.seeded]
 
 
 def do_all(setting: DemoSetting, out: Path, workers: int) -> Iterator[tuple[Job, Done]]:
-    """Yield each run with its scores as it ends; VMP's first seed comes with the domain file.
+    """Yield each run with its scores as it ends; the default's first seed comes with the pack.
 
-    With one worker everything happens in this process. Ctrl-C ends workers at once: only the domain file is written by
-    one, whole or not at all.
+    With one worker everything happens in this process. Ctrl-C ends workers at once: only packs are written by one,
+    whole or not at all.
     """
     todo = jobs(setting)
     if workers == 1:
@@ -94,4 +95,6 @@ def _work(job: Job, out: Path) -> tuple[Job, Done]:
 
 
 def _do(job: Job, world: World, setting: DemoSetting, out: Path) -> Done:
-    return domain_file(world, setting, out) if job.files else job.row.run(world, setting, job.seed)
+    if job.files:
+        return domain_file(world, setting, out)
+    return (run_stream if job.online else run)(job.row, world, setting, job.seed)
