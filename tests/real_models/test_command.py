@@ -1,7 +1,6 @@
 """Networks by name on the command line, with the preprocessing of their libraries."""
 
 import csv
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +134,8 @@ def test_an_image_processor_that_does_something_else_is_named() -> None:
         of_processor(transformers.LevitImageProcessor())
 
 
-def test_unknown_names_say_so() -> None:
-    for name in ("timm:resnet_18", "torchvision:resnet_18"):
-        with warnings.catch_warnings(), pytest.raises(undrift.DataError, match="needed: a name that the package knows"):
-            warnings.simplefilter("ignore")
-            load_model(name)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["timm:resnet_18", "torchvision:resnet_18"])
+def test_unknown_names_say_so(name: str) -> None:
+    with pytest.raises(undrift.DataError, match="needed: a name that the package knows"):
+        load_model(name)
