@@ -40,8 +40,7 @@ test-models: .venv-models/.done
 	OMP_NUM_THREADS=1 .venv-models/bin/python -m pytest -n 2 --dist worksteal tests/real_models
 
 # Build the release, check it, and run README's example from its wheel in an empty environment.
-release-check: .venv/.done
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+release-check: env
 	$(BIN)/python tests/support/release.py --out dist
 
 lint: env
