@@ -264,6 +264,7 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     f"{RESULTS}/other-streams.md": {"cycles": cycles},
     f"{RESULTS}/cells.md": {"cells": cells},
     "docs/how-to/use-uncertainty.md": {"certain": certain},
+    "docs/explanation/is-it-helping.md": {"helping": partial(of_script, "helping")},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/speed.md": {
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),

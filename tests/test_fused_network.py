@@ -162,6 +162,16 @@ def test_kernels_do_what_operators_do(name: str, energy: str, monkeypatch: pytes
             torch.testing.assert_close(mine, others, rtol=near, atol=near)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["nothing", "another stride", "a hook that comes first", "weights that are trained", "a checkpoint"]
+)
+def test_a_recording_has_the_same_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the noise's node has a frozen convolution's own gradient, too."""
+    monkeypatch.setattr("undrift.posterior.noise.capturing", lambda _: True)
+    test_kernels_do_what_operators_do(name, "square", monkeypatch)
+
+
 def test_a_second_derivative_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the noise; the KL has one."""
     kernels_device(monkeypatch)

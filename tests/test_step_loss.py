@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import undrift
 from every_layer import Every
@@ -32,8 +33,11 @@ def near(got: dict[str, Tensor], want: dict[str, Tensor], most: float) -> None:
 
 @pytest.mark.parametrize("likelihood", [undrift.entropy, undrift.Information()])
 @pytest.mark.parametrize("reduction", ["bound", "mean"])
-def test_it_is_the_likelihood_and_the_divergence(likelihood: Callable[[Tensor], Tensor], reduction: str) -> None:
-    model = undrift.perturb(convnet(), init_fraction=0.04, kl_reduction=reduction)
+@pytest.mark.parametrize("sharing", ["kernel", "weight"])  # with one variance per kernel, noise and KL share a row
+def test_it_is_the_likelihood_and_the_divergence(
+    likelihood: Callable[[Tensor], Tensor], reduction: str, sharing: str
+) -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.04, kl_reduction=reduction, linear_sharing=sharing)
     model.reseed(1)
     parts = likelihood(model(images())) + undrift.kl_term(model, 50)
     want = gradients(parts, model)
@@ -41,6 +45,60 @@ def test_it_is_the_likelihood_and_the_divergence(likelihood: Callable[[Tensor], 
     loss = undrift.step_loss(model, images(), 50, likelihood)
     assert torch.equal(loss, parts)
     near(gradients(loss, model), want, 0)
+
+
+def raises(_layer: nn.Module, _args: object) -> None:
+    raise RuntimeError("out of something")
+
+
+def off(model: undrift.Perturbed) -> None:
+    with model.off():
+        undrift.step_loss(model, images(), 50)
+
+
+def stopped(model: undrift.Perturbed) -> None:
+    hook = model.net[-1].register_forward_pre_hook(raises)
+    with pytest.raises(RuntimeError, match="out of something"):
+        undrift.step_loss(model, images(), 50)
+    hook.remove()
+
+
+@pytest.mark.parametrize("before", [off, stopped])
+def test_no_later_pass_has_the_log_variances_of_a_step_without_noise_or_end(
+    before: Callable[[undrift.Perturbed], None],
+) -> None:
+    model = undrift.perturb(convnet(), init_fraction=0.04, linear_sharing="kernel")
+    twin = copy.deepcopy(model)
+    before(model)
+    found = []
+    for each in (model, twin):
+        with torch.no_grad():
+            for noise in each.noises():
+                noise.log_var += 1
+        each.reseed(1)
+        found.append(each(images()))
+    assert torch.equal(*found)
+
+
+class Checkpointed(nn.Module):
+    """A convnet whose body may be run again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.again = convnet(), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        body, head = self.net[:6], self.net[6:]
+        return head(checkpoint(body, x, use_reentrant=False) if self.again else body(x))
+
+
+def test_a_checkpointed_part_gives_log_variances_the_same_gradients() -> None:
+    model = undrift.perturb(Checkpointed(), init_fraction=0.04, linear_sharing="kernel")
+    found = []
+    for model.net.again in (False, True):
+        model.reseed(1)
+        found.append(gradients(undrift.step_loss(model, images(), 50), model))
+    near(found[1], found[0], 1e-6)
 
 
 class Wrapped(nn.Module):

@@ -23,6 +23,7 @@ from undrift.answer.together import together
 from undrift.evaluate import evaluate, evaluate_continual, evaluate_generalized
 from undrift.images.corrupt import corrupt
 from undrift.judge import shift
+from undrift.judge.accuracy import Helping
 from undrift.judge.history import History
 from undrift.judge.report import Report, join
 from undrift.judge.verdict import Verdict
@@ -50,6 +51,7 @@ __all__ = [
     "Consistency",
     "DataError",
     "DomainFile",
+    "Helping",
     "History",
     "Information",
     "OptionError",

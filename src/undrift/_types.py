@@ -4,16 +4,19 @@ Every method is a scheme (what may change: `Options`) × a likelihood (what is a
 keepers (what holds on to the source). The loops call the optional methods named here and no others.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step
+
+if TYPE_CHECKING:
+    from undrift.answer.views import ReversibleView
 
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
@@ -112,6 +115,39 @@ class Deploying(Protocol):
 
     def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
         """Put the weights that answer into the model for the length of a `with` block."""
+        ...
+
+
+@runtime_checkable
+class Discerning(Protocol):
+    """A likelihood that answers images which make no step, and tells which are better not learned from together.
+
+    A stream that is given one decides by itself whether to learn from a batch at once, and watches over itself.
+
+    Attributes:
+        unattended: whether a stream is to do so.
+        new_domain: whether the images of the last step were of another domain than those before.
+    """
+
+    unattended: bool
+    new_domain: bool
+
+    def discerns(self, model: Perturbed) -> bool:
+        """Return whether it can, with this network."""
+        ...
+
+    def answer_alone(self, model: Perturbed, images: Tensor, counted: bool) -> Tensor:
+        """Return probabilities for images; `counted` says whether they have a say in the statistics used."""
+        ...
+
+    def each_alone(
+        self, model: Perturbed, images: Tensor, views: "Sequence[ReversibleView]", counted: bool
+    ) -> list[Tensor]:
+        """Return probabilities for each view of images by itself, where an answer would be a mean over them."""
+        ...
+
+    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
+        """Return how much views of images disagree with their own statistics, and without; the difference's error."""
         ...
 
 

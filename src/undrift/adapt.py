@@ -87,7 +87,7 @@ def adapt(
             `features="fc1"`.
 
     Returns:
-        The history; `history.verdict` says whether the network collapsed.
+        The history; `history.verdict` says without labels whether the network collapsed, and whether adaptation helped.
 
     Examples:
         >>> from undrift import perturb

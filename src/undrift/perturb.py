@@ -17,7 +17,7 @@ from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
 from undrift.posterior.compiler import prepare_compiler
-from undrift.posterior.low_rank import LowRank, LowRankMeans, is_smaller
+from undrift.posterior.low_rank_means import add_low_rank
 from undrift.posterior.meta_tensors import refuse_empty
 from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
@@ -74,7 +74,7 @@ def perturb(
     with torch.inference_mode(False):  # what is made there could never be trained
         model = Perturbed(net, chosen, choices, generator)
         _add_noise(model, perturbed)
-        _add_low_rank(model)
+        add_low_rank(model)
         _copy_what_adapts(model)
         model.attach()
     if chosen.norm_statistics != "batch":
@@ -105,28 +105,6 @@ def _add_noise(model: Perturbed, choices: Sequence[Choice]) -> None:
         if layers.is_standard(layer):
             hook = noises["weight"].local if options.estimator == "local" else noises["weight"].drawn
         model.add_hook(layer, hook)
-
-
-def _add_low_rank(model: Perturbed) -> None:
-    """Give each trained weight a low-rank change, where its factors are smaller than the weight (`mean_rank`)."""
-    options, by_weight = model.options, dict[int, LowRank]()
-    for choice in model.choices:
-        if not options.mean_rank or not matching(choice.name, options.train) or matching(choice.name, options.frozen):
-            continue
-        parts = []
-        for name, module, attribute, tied in held_weights(choice.layer):
-            weight = module._parameters.get(attribute)
-            if weight is None or not is_smaller(weight, module, options.mean_rank):
-                continue  # a parametrised weight is not ours to change; a small one moves freely
-            if tied not in by_weight:
-                by_weight[tied] = change = LowRank(module, weight, options.mean_rank)
-                # Not by ModuleDict's own setter, which refuses layers called "keys" or "values".
-                model.low_rank._modules[slot(choice.name, name)] = change
-            parts.append((module, attribute, by_weight[tied]))
-        if parts:
-            model.changed += parts
-            model.low_rank_hooks.append(hooks := LowRankMeans(parts))
-            model.add_hook(choice.layer, hooks.after, before=hooks.before)
 
 
 def _copy_what_adapts(model: Perturbed) -> None:

@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from undrift import methods
-from undrift._types import Keeper, Watching
+from undrift._types import Discerning, Keeper, Watching
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.likelihood import as_likelihood, entropy
 from undrift.loop.begin import answer_and_rate, check_batches, given_back, perturbed
 from undrift.loop.captured import check_recordable
 from undrift.loop.gather import between_steps
-from undrift.loop.guard import Guard
 from undrift.loop.learning import gather_of
 from undrift.loop.online import OnlineSteps
 from undrift.loop.optimise import make_optimiser, own_parameters
+from undrift.loop.pacing import Pacing
 from undrift.loop.streaming import Stream
 from undrift.loop.switching import Switching
 from undrift.options import Answer
@@ -41,7 +41,7 @@ def stream(
     answer: Answer | None = None,
     lr: float | None = None,
     episodic: bool | None = None,
-    guard: bool = False,
+    guard: bool | None = None,
     captured: bool = False,
     gather: int | None = None,
     balanced: bool = False,
@@ -81,13 +81,15 @@ def stream(
         lr: learning rate. Default: the option `stream_lr`.
         episodic: start every batch from the state the stream started with, noise included. Default: as the method does,
             else no.
-        guard: put that state back when the network predicts far fewer classes than the source network does on the same
-            images. Two more forward passes per batch.
+        guard: compare one batch in twelve with the source network, without labels; where the network has become worse,
+            go back to its last sound state, or to the source, and say so in `report.events`. Default: with `undrift`
+            and `undrift-light`.
         captured: on a GPU, record the gradient's computation as one CUDA graph, at the fourth batch of one size.
             Answers and steps are the same up to rounding. Likelihood and penalties have to be `recordable`.
         gather: answer each batch at once, but make a step only on so many images together: for images that come one by
             one. Answers are those of the network after its last step; those of a likelihood (ROID's prior, CoTTA's
-            views) need a batch, and are left out. What waits when the stream ends is not learned.
+            views) need a batch, and are left out. What waits when the stream ends is not learned. `undrift` decides
+            this, and `balanced`, by itself.
         balanced: with `gather`, make steps on a memory of so many images that holds as many of each predicted class,
             for streams whose classes come in runs. One more forward pass per step.
         packs: domains that are known: packs, a folder of them, or a `Packs`; none of them (`packs=()`) makes the stream
@@ -136,10 +138,16 @@ def stream(
             # First of all: a likelihood may make parameters of its own once it sees the network.
             watched.enter_context(asked.watch(model))
         optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own_parameters(asked))
-        online = OnlineSteps(model, asked, optimiser, Guard() if guard else None, keepers, captured)
+        online = OnlineSteps(model, asked, optimiser, keepers, captured)
         bar = Bar("stream", length_hint(batches) or None) if progress else None
         switching = None if files is None else Switching(online, files)
-        going = Stream(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all(), switching)
+        discerns = isinstance(asked, Discerning) and not episodic and asked.discerns(model)
+        paced = discerns and gathers is None and options.stream_split is None
+        going = Stream(
+            *(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all(), switching),
+            pacing=Pacing(online.report) if paced else None,
+            guarded=isinstance(asked, Discerning) and asked.unattended and not episodic if guard is None else guard,
+        )
         if parts is not None:
             model.give_back()  # once nobody holds it
         return going

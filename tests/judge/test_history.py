@@ -19,7 +19,7 @@ def test_the_history_prints_saves_and_plots(tmp_path: Path) -> None:
     history = adapt(small(), images(8), entropy, epochs=2, batch_size=4)
     lines = str(history).splitlines()
     assert lines[0].split() == ["epoch", "step", "loss", "likelihood", "kl", "entropy", "balance", "lr"]
-    assert len(lines) == 4
+    assert len(lines) == 5  # the verdict has two
     history.save(tmp_path / "history.json")
     assert History.load(tmp_path / "history.json") == history
     assert json.loads((tmp_path / "history.json").read_text())["verdict"]["collapsed"] is False

@@ -112,6 +112,52 @@ def test_outputs_and_all_gradients(device: torch.device, name: str) -> None:
 
 @triton
 @numpys
+@grid
+def test_a_frozen_layers_own_gradient_is_added_to_the_noises(device: torch.device, name: str) -> None:
+    """The node gives its input what autograd adds up of layer and noise; the layer's node is not asked."""
+    if name == "many vectors" and device.type == "cpu" and tiles.processors(0) == 1:
+        pytest.skip("the interpreter is slow, and to one multiprocessor five vectors are many")
+    setting = Setting(name, device)
+    module = setting.module.to(device).requires_grad_(False)
+    for x, _, grad in setting.orders():
+        mine, plains = (setting.leaves(x, x)[::2] for _ in range(2))
+        y = module(mine[0])
+        got = layer.add_noise(mine[0], y, mine[1], setting.key, setting.spec, 2, module.weight)
+        want = setting.plain([plains[0], module(plains[0]), plains[1]])
+        y.register_hook(pytest.fail)
+        got.backward(grad)
+        want.backward(grad)
+        for own, other in zip((got, *(v.grad for v in mine)), (want, *(v.grad for v in plains)), strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-3)
+        assert mine[0].grad.stride() == x.stride()
+
+
+@triton
+@numpys
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["3×3 strided", "tokens", "7×7"])
+def test_a_layer_under_autocast_adds_its_gradient_in_lower_precision(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    setting = Setting(name, kernels_device(monkeypatch))
+    module = setting.module.to(setting.start.device).requires_grad_(False)
+    x = setting.start
+    mine, plains = (setting.leaves(x, x)[::2] for _ in range(2))
+    kind = x.device.type
+    with torch.autocast(kind, torch.bfloat16):
+        outputs = [module(leaves[0]) for leaves in (mine, plains)]
+    got = layer.add_noise(mine[0], outputs[0], mine[1], setting.key, setting.spec, 2, module.weight)
+    want = setting.plain([plains[0], outputs[1], plains[1]])
+    assert got.dtype == want.dtype == torch.bfloat16
+    got.backward(setting.grad.bfloat16())
+    want.backward(setting.grad.bfloat16())
+    for own, other in zip(mine, plains, strict=True):
+        assert own.grad.dtype == torch.float32
+        torch.testing.assert_close(own.grad, other.grad, rtol=2e-2, atol=2e-2)
+
+
+@triton
+@numpys
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["3×3", "3×3 strided", "tokens", "blocks of channels"])

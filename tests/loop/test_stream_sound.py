@@ -10,7 +10,6 @@ import undrift
 from stream_support import INF, NAN, batches, equal, model_of, state_of
 from support import images, same
 from undrift.likelihood import entropy
-from undrift.loop.guard import Guard
 from undrift.stream import stream
 
 
@@ -122,16 +121,16 @@ def test_huge_finite_images_do_no_lasting_harm() -> None:
 def test_memory_stays_constant() -> None:
     model = model_of(test_samples=2)
     x = images(2)
-    s = stream(model, (x * (NAN if i % 3 == 0 else 1) for i in range(200)), guard=True)
+    s = stream(model, (x * (NAN if i % 3 == 0 else 1) for i in range(600)), guard=True)
 
     def living() -> int:
         gc.collect()
         return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
 
-    for _ in range(110):  # the noise's tickets of the last 64 passes are kept
+    for _ in range(500):  # the noise's tickets of the last 64 passes are kept, and a sound state
         next(s)
     before, tickets = living(), len(model.key.replay.forwards)
-    assert sum(len(p) for p in s) == 180
+    assert sum(len(p) for p in s) == 200
     assert living() <= before + 2
     assert len(model.key.replay.forwards) <= max(tickets, 64)
 
@@ -177,37 +176,13 @@ def test_the_guard_resets_a_collapsed_stream_and_only_that() -> None:
     assert narrow.report.resets == 0
     for guard in (False, True):
         model = undrift.perturb(Orthogonal())
-        s = stream(model, [x] * 12, to_one_class, lr=0.3, guard=guard, answer="before")
+        s = stream(model, [x] * 40, to_one_class, lr=0.3, guard=guard, answer="before")
         answers = list(s)
         assert (s.report.resets > 0) == guard
         if guard:
             batch, why = s.report.resets_at[0]
             assert why == "collapsed"
-            # The batch that showed it is answered by the network that was put back.
+            # The batch that showed it is answered by the source network.
             assert answers[batch].label.unique().numel() == 3
         else:
             assert answers[-1].label.bincount().max() >= 29  # of 32: a draw may stray
-
-
-def test_the_guard_by_hand() -> None:
-    guard = Guard()
-    guard.source, guard.adapted = torch.tensor([5.0, 5.0]), torch.tensor([10.0, 0.0])
-    copied = Guard()
-    copied.load_state_dict(guard.state_dict())
-    assert torch.equal(copied.source, guard.source)
-    guard.forget()
-    assert guard.source is guard.adapted is None
-    guard.adapted, guard.source = torch.tensor([3.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 1.0])
-    model = undrift.perturb(Orthogonal())
-    assert not guard.collapsed(model, images(11))  # 14 of 30: too few images to judge
-    guard.adapted, guard.source = torch.tensor([30.0, 0.0, 0.0]), torch.tensor([10.0, 10.0, 10.0])
-    assert guard.collapsed(model, images(1))
-    assert float(guard.source.sum()) == pytest.approx(30)  # 30 · (1 − 1/30) + 1
-
-
-def test_the_guard_asks_the_source_without_dropout_where_it_was_perturbed_in_train_mode() -> None:
-    net = nn.Sequential(Orthogonal(), nn.Dropout()).train()
-    modes: list[bool] = []
-    net[1].register_forward_hook(lambda m, *_: modes.append(m.training))
-    Guard().collapsed(undrift.perturb(net).eval(), images(8))
-    assert modes == [False, False]

@@ -177,3 +177,10 @@ def test_attention_moves_in_a_low_rank_too() -> None:
     assert all(bool(change.left.any()) for change in model.changes())
     assert len(model.low_rank) == 2
     assert torch.equal(model.remove()(x), before)
+
+
+def test_directions_are_found_under_autocast_too() -> None:
+    with torch.autocast("cpu", torch.float16):  # in which there are no decompositions
+        cast = undrift.perturb(wide(), **PLAIN, mean_rank=2)
+    plain = undrift.perturb(wide(), **PLAIN, mean_rank=2)
+    assert all(map(torch.equal, cast.changes()[0].parameters(), plain.changes()[0].parameters()))

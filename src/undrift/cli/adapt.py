@@ -1,11 +1,13 @@
 """`undrift adapt`: unlabelled images in, a domain file out."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from undrift._errors import OptionError
+from undrift.cli.app import HURT
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, hold_if_small, skipped_of
 from undrift.cli.likelihood_arguments import LikelihoodFlags
@@ -85,15 +87,18 @@ def run(
     history.save(history_path)
     if plot_path is not None:
         history.plot(plot_path)
-    session.say(str(history))
+    session.say(str(dataclasses.replace(history, verdict=None)))
     wrote = [session.wrote(path) for path in outputs if path is not None]
+    if (verdict := history.verdict) is not None:
+        session.code = HURT if verdict.hurt else session.code
+        session.say(f"epoch {history.kept_epoch} kept; {verdict}", "bold" if verdict.hurt else "")
     skipped = skipped_of(domain, held)
     return {
         "domain_file": str(out),
         "wrote": wrote,
         "images": len(domain) - len(skipped),
         "skipped": skipped,
-        "verdict": None if history.verdict is None else history.verdict.as_dict(),
+        "verdict": None if verdict is None else verdict.as_dict(),
         "kept_epoch": history.kept_epoch,
         "epochs": history.as_dict()["epochs"],
         "method": chosen.name,

@@ -11,7 +11,7 @@ from typing import IO, Any
 from undrift._errors import DataError
 from undrift.cli.answers import COLUMNS, Row, csv_lines
 from undrift.cli.output_paths import another_process, there_already
-from undrift.system.atomic import check
+from undrift.system.atomic import check, sync_folder
 from undrift.system.interrupts import uninterrupted
 from undrift.system.lock import locked
 
@@ -71,17 +71,43 @@ class AnswerLog:
     def go_on(self, offset: int, checksum: int) -> None:
         """Open the file and cut it off after `offset` bytes; raise, and cut nothing, if these bytes have changed."""
         self._open("r+b")
+        self.compare(self._file, self.path, offset, checksum)
+        self.offset, self.checksum = offset, checksum
+        self._cut()
+
+    def compare(self, file: IO[bytes], path: Path, offset: int, checksum: int) -> None:
+        """Raise unless a file begins with these bytes."""
         found, size = 0, 0
-        while piece := self._file.read(min(PIECE, offset - size)):
+        while piece := file.read(min(PIECE, offset - size)):
             size, found = size + len(piece), zlib.crc32(piece, found)
         if (size, found) != (offset, checksum):
             raise DataError(
-                f"{self.path} is not what this stream wrote ({size:,} of {offset:,} bytes, or other content); needed: "
+                f"{path} is not what this stream wrote ({size:,} of {offset:,} bytes, or other content); needed: "
                 f"the unchanged file. Restore it; to start anew, remove {self.state} and give --force, which deletes "
                 f"the answers in {self.path}."
             )
-        self.offset, self.checksum = offset, checksum
-        self._cut()
+
+    def turn_over(self, aside: Path) -> None:
+        """Move the file aside, whole, and go on in a new one."""
+        with uninterrupted():
+            self.sync()
+            full = self._file
+            try:
+                if aside.exists():
+                    raise there_already(aside)
+                self._place.rename(aside)
+                self._open("x+b")
+            except OSError as error:
+                raise DataError(self._full(error)) from error
+            full.close()
+            self.begin_empty()
+
+    def begin_empty(self) -> None:
+        """Begin a new file with nothing but the header, where the one before was moved aside."""
+        self.offset, self.checksum = 0, 0
+        self.start()
+        self.sync()
+        sync_folder(self._place.parent)
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append all rows, or none."""

@@ -27,10 +27,10 @@ COMMANDS = {
     "methods": "List every method by name.",
 }
 
-OK, ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+OK, ERROR, USAGE, HURT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 _ABOUT = (
     "Adapt a network to a new domain without its source data. Every command takes --json, --quiet and --help-all. "
-    "Exit codes: 0 done, 1 bad input or output, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM."
+    "Exit codes: 0 done, 1 bad input or output, 2 wrong usage, 3 adaptation hurt, 130 Ctrl-C, 143 SIGTERM."
 )
 
 

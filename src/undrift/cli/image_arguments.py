@@ -1,5 +1,6 @@
 """Open the images of a command: a folder, tar, list, array, or data set by name."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -11,6 +12,7 @@ import typer
 import undrift
 from undrift._errors import DataError
 from undrift.cli.extensions import data_sets, extensions
+from undrift.cli.out_of_reach import check_reach
 from undrift.images import Batches, Domain, FileDomain, Preprocess, TensorDomain
 from undrift.images.sources import FileSource
 
@@ -99,6 +101,7 @@ class InOrder:
         names: names of the images in the last batch.
         position: how many images of the domain are done, unreadable ones included.
         unfinished: unreadable images at the end that may still be being written; a resumed stream begins with them.
+        ready: when the last batch was ready, as `time.perf_counter` counts.
     """
 
     def __init__(
@@ -108,7 +111,8 @@ class InOrder:
         self.names: list[str] = []
         self.position, self._start, self._size, self._device = position, position, batch_size, device
         self.unfinished: list[str] = []
-        self._goes_on, self._begun = goes_on, time.time()
+        self.ready = time.perf_counter()
+        self._goes_on, self._begun, self._ticks = goes_on, time.time(), time.monotonic()
 
     def __iter__(self) -> "Iterator[torch.Tensor]":
         domain, size, last = self.domain, self._size, -1
@@ -117,13 +121,18 @@ class InOrder:
         else:
             # If images were read before, all remaining ones may be broken: that is the end of a stream, no error.
             batches = domain._batches(list, size, None, False, "cpu", None, self._start > 0)
+        broken = 0
         for images, places in batches:
+            broken = self._check(batches, broken)
             self.names = [name_of(domain, place) for place in places]
             last = places[-1]
             # Batches start at multiples of their size, even if some of their images could not be read.
             end = (last // size + 1) * size
             self.position = self._start + (end if end < len(domain) else self._finished(last + 1))
-            yield images.to(self._device)
+            images = images.to(self._device)
+            self.ready = time.perf_counter()
+            yield images
+        self._check(batches, broken)
         self.position = self._start + self._finished(max(last + 1, self.position - self._start))
 
     def __length_hint__(self) -> int:
@@ -132,6 +141,13 @@ class InOrder:
     def skipped(self) -> dict[str, str]:
         """Return the images that could not be read, each with its reason, without the unfinished ones."""
         return {name: why for name, why in skipped_of(self.domain).items() if name not in self.unfinished}
+
+    def _check(self, batches: "Batches[list[int]]", known: int) -> int:
+        """Raise if an image is out of reach that could not be read since so many; return how many could not be read."""
+        if isinstance(self.domain, FileDomain):
+            reasons = batches.skipped.reasons
+            check_reach(self.domain.sources, dict(itertools.islice(reasons.items(), known, None)))
+        return len(batches.skipped.reasons)
 
     def _finished(self, least: int) -> int:
         """Return how many images (at least `least`) are done: all but those at the end that just changed."""
@@ -149,8 +165,11 @@ class InOrder:
             changed = Path(source.path).stat().st_mtime
         except OSError:
             return False
+        now = time.time()
+        if abs((now - self._begun) - (time.monotonic() - self._ticks)) > SETTLED:
+            return True  # the clock was set: nobody knows how old the file is, and the next run does
         # The upper bound: a date far in the future would postpone the image in every run.
-        return self._begun - SETTLED < changed < time.time() + SETTLED
+        return self._begun - SETTLED < changed < now + SETTLED
 
 
 def name_of(domain: Domain, place: int) -> str:

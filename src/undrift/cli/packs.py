@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from undrift.cli.app import ERROR
 from undrift.cli.session import Session, command
 
 
@@ -25,7 +26,7 @@ def run(
     found = read_folder(folder)
     session.say(str(found))
     for error in found.damaged.values():
-        session.failed = True
+        session.code = ERROR
         session.warn(str(error))
     for name, files in found.shared_names.items():
         session.warn(

@@ -43,16 +43,17 @@ class Session:
         quiet: draw no progress bar.
         warnings: the warnings so far.
         kept: what Ctrl-C would leave behind, as a sentence; commands update it.
+        code: what the command ends with where nothing else goes wrong.
         unread: whether printing failed (a closed pipe or terminal, a full disk). The command continues, because it may
             have files to write.
-        failed: whether the result names something that is wrong; the exit code says so too.
     """
 
     def __init__(self, as_json: bool, quiet: bool) -> None:
         self.as_json, self.quiet = as_json, quiet
         self.warnings: list[str] = []
         self.kept = "Nothing was written."
-        self.unread = self.failed = False
+        self.code = OK
+        self.unread = False
         # Created per command, because tests and pipes replace stdout.
         self._people = _Console(stderr=as_json, highlight=False, soft_wrap=True)
         self._aside = _Console(stderr=True, highlight=False, soft_wrap=True)
@@ -149,7 +150,7 @@ def command(run: Run) -> Callable[..., int]:
         with session.hearing_warnings():
             try:
                 session.finish(run(session=session, **given))
-                return ERROR if session.unread or session.failed else OK
+                return ERROR if session.unread else session.code
             except (KeyboardInterrupt, Exception) as error:
                 return _end(session, error)
 

@@ -1,5 +1,6 @@
 """`undrift stream`: images in, answers out at once, while the network adapts."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,8 +47,13 @@ def run(
         typer.Option(help="Reset the network before every batch. Default: no, or as the method.", hidden=True),
     ] = None,
     guard: Annotated[
-        bool, typer.Option("--guard", help="Reset the network when answers collapse.", hidden=True)
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--guard/--no-guard",
+            help="Go back when the network has become worse than its source. Default: with undrift.",
+            hidden=True,
+        ),
+    ] = None,
     captured: Annotated[
         bool, typer.Option("--captured", help="Run the gradient as one CUDA graph (GPU only).", hidden=True)
     ] = False,
@@ -66,6 +72,21 @@ def run(
     abstain_below: Annotated[
         float | None, typer.Option(help="Below this probability, say 'abstain'.", metavar="P", hidden=True)
     ] = None,
+    health: Annotated[
+        Path | None,
+        typer.Option(help="JSON file that says how the stream is doing, every 10 s.", metavar="FILE", hidden=True),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(help="Serve the same to Prometheus on this port.", min=0, max=65535, metavar="PORT", hidden=True),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address of --metrics-port; the default is this machine alone.", hidden=True)
+    ] = "127.0.0.1",
+    rotate_mb: Annotated[
+        float | None,
+        typer.Option(help="Move answers aside when they are so large, as a.000001.csv.", min=0, hidden=True),
+    ] = None,
     pack_mean: PackMean = None,
     seed: Seed = 0,
     batch_size: MethodBatchSize = None,
@@ -78,7 +99,9 @@ def run(
 
     Example: undrift stream images/ --weights net.pt --answers a.csv
     """
-    from undrift.cli.resumable import files_of
+    from undrift.cli.heartbeat import beating
+    from undrift.cli.metrics import serving
+    from undrift.cli.resumable import files_of, unread
     from undrift.cli.stream_state import identity_of
     from undrift.loop.gather import between_steps
     from undrift.packs.file import save
@@ -95,10 +118,10 @@ def run(
         )
     if answers.suffix != ".csv":
         raise OptionError(f"--answers {answers} does not end in .csv; needed: a .csv file. Rename it.")
-    with files_of(session, answers, state, out, force) as files:
-        opened, pictures = open_both(
-            session, model, images, root, files.new, force, chosen.files(), domain, files.going_on
-        )
+    most = None if rotate_mb is None else max(1, int(rotate_mb * 1e6))
+    with files_of(session, answers, state, out, force, most) as files:
+        may_exist = (*files.going_on, health)  # a heartbeat is nobody's work
+        opened, pictures = open_both(session, model, images, root, files.new, force, chosen.files(), domain, may_exist)
         check_threshold(abstain_below, opened.classes)
         parts = chosen.parts(opened.reader)
         if chosen.recipe is None:
@@ -143,17 +166,22 @@ def run(
         )
         if saved is not None:
             going.load_state_dict(saved.stream)
-        before = {} if saved is None else dict(saved.skipped)
         files.open(saved, pictures)
         try:
-            files.note(left, going, before, write=True)  # find out at once whether the disk takes it
-            with stopping_between_batches() as pressed:
+            files.note(left, going, saved, write=True)  # find out at once whether the disk takes it
+            with (
+                beating(session, health) as heart,
+                serving(metrics_port, metrics_host, lambda: heart.now),
+                stopping_between_batches() as pressed,
+            ):
                 for number, prediction in enumerate(going, 1):
                     files.log.add(rows_of(left.names, prediction, opened.classes, abstain_below))
-                    files.note(left, going, before | left.skipped(), number % every == 0)
+                    files.note(left, going, saved, number % every == 0)
+                    heart.answered(going, time.perf_counter() - left.ready, len(prediction), unread(saved, left)[1])
                     if pressed:
                         break
-                files.note(left, going, before | left.skipped(), write=True)
+                files.note(left, going, saved, write=True)
+                heart.look(going, unread(saved, left)[1], last=True)
         finally:
             going.close()
         if out is not None:  # before printing, as in adapt
@@ -165,12 +193,14 @@ def run(
             + (f" and {len(left.unfinished) - 1} after it" if len(left.unfinished) > 1 else "")
         )
     session.say(str(going.report))
-    wrote = [session.wrote(path) for path in (answers, out) if path is not None]
+    skipped, unreadable = unread(saved, left)
+    wrote = [session.wrote(path) for path in (*files.parts, answers, out, health) if path is not None]
     return {
         "wrote": wrote,
         "method": chosen.name,
         "state": state,
-        "skipped": before | left.skipped(),
+        "skipped": skipped,
+        "unreadable": unreadable,
         "unfinished": left.unfinished,
         "report": going.report.state_dict(),
     }

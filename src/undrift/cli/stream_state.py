@@ -27,6 +27,10 @@ FIRST_FORMAT = "undrift stream 1"
 """Has one checksum for all images, and so resumes with exactly these."""
 
 
+REMEMBERED = 1000
+"""Unreadable images that a state names."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """The saved state of a stream.
@@ -40,6 +44,8 @@ class Saved:
         identity: what must be equal for a stream to resume.
         names: CRC-32 of the names of the images that are done; None in the first format.
         out: the resolved path of the domain file that the stream will write.
+        part: number of the file of answers, as full ones are moved aside.
+        unreadable: how many images could not be read; `skipped` names the latest of them.
     """
 
     position: int
@@ -50,6 +56,13 @@ class Saved:
     identity: Mapping[str, Any]
     names: int | None = None
     out: str | None = None
+    part: int = 1
+    unreadable: int = 0
+
+
+def latest(skipped: Mapping[str, str]) -> dict[str, str]:
+    """Return the last thousand images that could not be read: a state stays small however long a stream runs."""
+    return dict(itertools.islice(skipped.items(), max(0, len(skipped) - REMEMBERED), None))
 
 
 def identity_of(model: Perturbed, images: Domain, domain_file: Path | None) -> dict[str, Any]:
@@ -145,6 +158,8 @@ def _part(value: object, other: object, width: int = 32) -> str:
 def _other_images(saved: Saved, images: Domain, answers: Path) -> str:
     """Return from which image on the names differ, by comparing them with the answers."""
     places = range(min(saved.position, len(images)))
+    if saved.part > 1 or saved.unreadable > len(saved.skipped):  # the answers are in several files, or names are lost
+        return "other names of images"
     names = [name for name in (name_of(images, place) for place in places) if name not in saved.skipped]
     try:
         with answers.open(encoding="utf-8", errors="surrogateescape", newline="") as file:

@@ -146,7 +146,7 @@ class History:
         return cls(
             steps=tuple(HistoryRow(**row) for row in plain["steps"]),
             surveys={int(epoch): Survey(**values) for epoch, values in plain["surveys"].items()},
-            verdict=verdict and Verdict(Survey(**verdict["before"]), Survey(**verdict["after"])),
+            verdict=verdict and Verdict.from_dict(verdict),
             kept_epoch=plain["kept_epoch"],
             bad_images=tuple(plain["bad_images"]),
             bad_steps=plain["bad_steps"],

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, UndriftWarning
+from undrift.judge.accuracy import Helping
 from undrift.posterior.outputs import rows
 
 FALL = 0.5
@@ -73,10 +74,12 @@ class Verdict:
     Attributes:
         before: the source network's answers.
         after: the adapted network's.
+        helping: estimated accuracy of both on a sample of the images; None while a run is not finished.
     """
 
     before: Survey
     after: Survey
+    helping: Helping | None = None
 
     @property
     def agreement(self) -> float | None:
@@ -93,6 +96,11 @@ class Verdict:
         """Whether the network now gives the same answer to almost everything."""
         return has_collapsed(self.before, self.after)
 
+    @property
+    def hurt(self) -> bool:
+        """Whether the network is judged worse than its source: collapsed, or estimated to be right less often."""
+        return self.collapsed or (self.helping is not None and self.helping.judgement == "hurt")
+
     def __str__(self) -> str:
         b, a = self.before, self.after
         facts = (
@@ -103,11 +111,21 @@ class Verdict:
             facts += f", {self.agreement:.0%} as the source network says"
         if self.stability is not None:
             facts += f", {self.stability:.0%} as the epoch before"
-        return f"{self._judgement()}: {facts}."
+        collapse = f"{self._judgement()}: {facts}."
+        return collapse if self.helping is None else f"{collapse}\n{self.helping}."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON values."""
-        return {**asdict(self), "collapsed": self.collapsed, "sentence": str(self)}
+        plain = {"before": asdict(self.before), "after": asdict(self.after)}
+        helping = None if self.helping is None else self.helping.as_dict()
+        return {**plain, "helping": helping, "collapsed": self.collapsed, "sentence": str(self)}
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> "Verdict":
+        """Return what `as_dict` wrote; files of earlier versions have no estimate."""
+        helping = plain.get("helping")
+        before, after = (Survey(**plain[name]) for name in ("before", "after"))
+        return cls(before, after, None if helping is None else Helping.from_dict(helping))
 
     def warn(self, stacklevel: int = 2) -> None:
         """Warn if the network collapsed."""
@@ -186,7 +204,7 @@ def _on_cpu(
     """
     waiting: list[tuple[Tensor, Tensor]] = []
     for places, images in batches:
-        waiting.append(_by_position(places, forward(images)))
+        waiting.append(_with_places(places, forward(images)))
         if sum(output.numel() for _, output in waiting) >= _AT_ONCE:
             yield _moved(waiting)
             waiting = []
@@ -194,14 +212,24 @@ def _on_cpu(
         yield _moved(waiting)
 
 
-def _by_position(places: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a row per image, or for some of its pixels or labels, each with an index of its own."""
+def some_positions(output: Tensor) -> Tensor:
+    """Return what a network gave, of each image's pixels or labels some, evenly spread."""
     if output.ndim == 2:
-        return places, output
-    some = output.flatten(2)
-    some = some[..., :: -(-some.shape[2] // POSITIONS)]
-    count = some.shape[2]
-    return (places[:, None] * count + torch.arange(count)).flatten(), rows(some)
+        return output
+    flat = output.flatten(2)
+    return flat[..., :: -(-flat.shape[2] // POSITIONS)]
+
+
+def by_position(output: Tensor) -> Tensor:
+    """Return a row of classes per image, or for each of some of its pixels or labels."""
+    return rows(some_positions(output))
+
+
+def _with_places(places: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `by_position`, each row with an index of its own."""
+    found = by_position(output)
+    count = len(found) // len(output)
+    return (places if count == 1 else (places[:, None] * count + torch.arange(count)).flatten()), found
 
 
 def _moved(waiting: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -55,6 +55,7 @@ def add_layer_noise(
     last: bool,
     pool: tuple[tuple[int, ...], ...],
     extra: float,
+    weight: Tensor | None = None,
 ) -> Tensor | None:
     """Return y with a layer's noise by a single autograd node; None where its steps have to be called one by one.
 
@@ -63,12 +64,13 @@ def add_layer_noise(
     Args:
         pool: window, stride and padding of the box filter; () where a window is one input.
         extra: a constant energy at each position.
+        weight: frozen, where nothing but the layer's product of x with it (and a frozen bias) made y.
     """
     if not on_kernels(y) or choose(y, x, log_var) != "triton":
         return None
     if not layer.fits(x, y, log_var):
         return None
-    return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row)
+    return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row, weight)
 
 
 def share(log_vars: list[Tensor], groups: list[int], last: list[bool]) -> tuple[Tensor, tuple[Tensor, ...]] | None:

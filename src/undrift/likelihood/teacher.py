@@ -1,7 +1,7 @@
 """Learn from an average of the network's own past that looks at every image from several sides."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,12 +10,16 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.answer.views import AUTO, ReversibleView, ViewsInUse
+from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import corrected_prior
 from undrift.likelihood.sure_images import SureImages
 from undrift.posterior.batch import device_of
+from undrift.posterior.domain_statistics import DomainStatistics, How
 from undrift.posterior.perturbed import Perturbed
+
+COMPARED = 64
+"""Images of a batch that are asked again, without its statistics, at most."""
 
 
 class Teacher:
@@ -33,6 +37,9 @@ class Teacher:
     Where no view is safe, v and v' are the image itself: two draws of the perturbation then agree with the average.
     With `replay`, the loss has one term more: mean −ln p_y of a draw on images that were sure before, y their label.
 
+    With `prior_images`, the teacher normalises by a posterior of norm statistics (see `DomainStatistics`), and can
+    answer images that make no step. A stream then decides by itself which images to learn from together.
+
     Args:
         memory: images that the average remembers.
         views: names of views under which no label changes (`undrift.answer.views.VIEWS`), or "auto": those that pass a
@@ -41,6 +48,8 @@ class Teacher:
         share: of the mean network in the answer; 0 saves two passes.
         replay: images to keep of those that the teacher was sure of; a step looks at as many of them as it has images.
             They are part of a stream's state, so a saved stream then holds images.
+        prior_images: N₀, how many images the source's norm statistics are worth at least; 0 has the teacher normalise
+            by each batch alone, as the network does in a step.
         seed: of the choice of v'; without it torch's global generator gives one.
     """
 
@@ -55,12 +64,14 @@ class Teacher:
         other: bool = True,
         share: float = 0.5,
         replay: int = 0,
+        prior_images: int = 0,
         seed: int | None = None,
     ) -> None:
-        if memory < 1 or not 0 <= share <= 1 or replay < 0:
+        if memory < 1 or not 0 <= share <= 1 or replay < 0 or prior_images < 0:
             raise OptionError(
-                f"memory={memory!r}, share={share!r}, replay={replay!r}: needed are a whole number of images from 1 "
-                "up, a number in [0, 1], and a whole number from 0 up. The defaults are 40,000, 0.5 and 0."
+                f"memory={memory!r}, share={share!r}, replay={replay!r}, prior_images={prior_images!r}: needed are a "
+                "whole number of images from 1 up, a number in [0, 1], and whole numbers from 0 up. The defaults are "
+                "40,000, 0.5, 0 and 0."
             )
         self.memory, self.other, self.share = memory, other, share
         self._given, self._views = views, ViewsInUse(views)
@@ -69,6 +80,10 @@ class Teacher:
         self._step: Step | None = None
         self._target = self._answer = torch.empty(0)
         self._images = 0
+        self.statistics = DomainStatistics(prior_images)
+        self.unattended = prior_images > 0
+        self.new_domain = False  # whether the last step's images were of another domain than those before
+        self._looked: tuple[Tensor, list[Tensor]] | None = None  # a batch, and the teacher's answers to its views
 
     @property
     def views(self) -> tuple[str, ...] | None:
@@ -96,17 +111,73 @@ class Teacher:
     def _ask(self, sides: list[ReversibleView], step: Step) -> None:
         """Find the target and the answer of a step."""
         self._step, self._images = step, len(step.images)
-        self.teacher.start(step.model)
-        told = (side.answer(self.teacher.logits(step.model, side(step.images))) for side in sides)
-        self._target = _mean_softmax(told, len(sides))
+        looked, self._looked = self._looked, None
+        if looked is None or looked[0] is not step.images or len(looked[1]) != len(sides):
+            looked = step.images, self._told(step.model, step.images, sides, "batch")
+        self._target = torch.stack(looked[1]).mean(0)
         answer = self._target
         if self.share:
             own = sides[:2]
             mean = _mean_softmax((side.answer(step.mean_logits(side(step.images))) for side in own), len(own))
             answer = torch.lerp(answer, mean, self.share)
-        logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
-        # The prior is that of images: pixels and labels are truly of unequal classes.
-        self._answer = logits + corrected_prior(logits).log() if logits.ndim == 2 else logits
+        self._answer = _with_prior(answer)
+
+    def _told(self, model: Perturbed, images: Tensor, sides: Sequence[ReversibleView], how: How) -> list[Tensor]:
+        """Return the teacher's softmax of each view of a batch; all views are normalised alike."""
+        self.teacher.start(model)
+        posterior = self.discerns(model)
+        told = []
+        for number, side in enumerate(sides):
+            with self.statistics.answering(model, "again" if number else how) if posterior else nullcontext():
+                told.append(side.answer(self.teacher.logits(model, side(images))).softmax(1))
+        return told
+
+    # Images that make no step ------------------------------------------------------------------------------------
+
+    def discerns(self, model: Perturbed) -> bool:
+        """Return whether it answers images that make no step, and tells which make none: by a posterior."""
+        return self.unattended and self.statistics.start(model)
+
+    @torch.no_grad()
+    def answer_alone(self, model: Perturbed, images: Tensor, counted: bool) -> Tensor:
+        """Return the teacher's probabilities for images that make no step.
+
+        Args:
+            counted: whether the images have a say in the statistics that normalise them.
+        """
+        told = self.each_alone(model, images, self._views.of(images), counted)
+        return _with_prior(torch.stack(told).mean(0)).softmax(1)
+
+    @torch.no_grad()
+    def each_alone(
+        self, model: Perturbed, images: Tensor, views: Sequence[ReversibleView], counted: bool
+    ) -> list[Tensor]:
+        """Return the teacher's probabilities for each view of images by itself."""
+        self._looked = None
+        return self._told(model, images, views, "batch" if counted else "kept")
+
+    @torch.no_grad()
+    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
+        """Return how much views disagree with the batch's statistics, and without; the difference's standard error.
+
+        That is the mean of ½ Σ_c |p − p′| between an image and a view of it. A batch of one class, whose statistics are
+        not those of the domain, makes the views of an image disagree. What was asked for it is kept for the step that
+        follows.
+        """
+        if images.ndim != 4:
+            return 0.0, 0.0, 1.0
+        # A view may be looked through before it is known to be safe: no label is taken from it.
+        other = VIEWS["mirror" if self.views is None or "mirror" in self.views else "shift"]
+        sides = self._views.of(images)
+        counted = self._told(model, images, sides if len(sides) > 1 else [SAME, other], "batch")
+        self._looked = images, counted[: len(sides)]
+        other = sides[1] if len(sides) > 1 else other
+        few = slice(None, None, -(-len(images) // COMPARED))
+        kept = self._told(model, images[few], [SAME, other], "kept")
+        own, without = _apart(counted[0][few], counted[1][few]), _apart(kept[0], kept[1])
+        error = (own - without).std() / len(own) ** 0.5
+        found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
+        return found[0], found[1], found[2]
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""
@@ -117,6 +188,7 @@ class Teacher:
         self.teacher.follow(model, max(0.0, 1 - self._images / self.memory))
         self.sure.keep()
         self._step = None
+        self.new_domain = self.statistics.take()
 
     def deployed(self, model: Perturbed) -> AbstractContextManager[Perturbed]:
         """Give the model the teacher's weights for the length of a `with` block."""
@@ -129,6 +201,7 @@ class Teacher:
             **self.teacher.state_dict(),
             "views": self._views.state(),
             "random": random,
+            **({"statistics": self.statistics.state_dict()} if self.statistics.layers else {}),
             **({"sure": self.sure.state()} if self.sure.most else {}),
         }
 
@@ -138,15 +211,29 @@ class Teacher:
         self._views.load(state["views"])
         self._random.set_state(state["random"].cpu())
         self.sure.load(state.get("sure", {}), device_of(model))
-        self._step = None
+        self.statistics.load_state_dict(state.get("statistics", {}), model)
+        self._step = self._looked = None
 
     def __repr__(self) -> str:
         replay = f", replay={self.sure.most}" if self.sure.most else ""
-        return f"Teacher(memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share}{replay})"
+        prior = f", prior_images={self.statistics.prior}" if self.statistics.prior else ""
+        which = f"memory={self.memory}, views={self._given!r}, other={self.other}, share={self.share}"
+        return f"Teacher({which}{replay}{prior})"
 
 
 def _to(target: Tensor, logits: Tensor) -> Tensor:
     return -(target.to(logits.dtype) * logits.log_softmax(1)).sum(1).mean()
+
+
+def _with_prior(answer: Tensor) -> Tensor:
+    """Return log-probabilities under a corrected prior: that of images, as pixels are truly of unequal classes."""
+    logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
+    return logits + corrected_prior(logits).log() if logits.ndim == 2 else logits
+
+
+def _apart(one: Tensor, other: Tensor) -> Tensor:
+    """Return the total variation between two answers to each image."""
+    return 0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
 
 
 def _mean_softmax(logits: Any, count: int) -> Tensor:

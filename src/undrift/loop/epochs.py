@@ -47,7 +47,7 @@ class Run:
         falling, self.steps = model.options.adapt_schedule == "shot", plan.epochs * images.data.steps
         self.schedule = Schedule(optimiser, falling, self.steps)
         self.randomness = Randomness(device_of(model), images.data.generators)
-        self.surveys = Surveys(model, images, self.randomness, plan.keep_best)
+        self.surveys = Surveys(model, images, self.randomness, plan.keep_best, plan.epochs)
         self.identity: dict[str, Any] = {}
         # Where we are: whole epochs, batches of the current one, and where its order came from (None before it).
         self.epoch = self.done = 0
@@ -93,6 +93,7 @@ class Run:
             self._finish()
         self.surveys.settle_views(self._failed)
         self.surveys.know_domain(self._failed)
+        self.surveys.settle_helping(self._failed)
         history = self.history()
         # Anew, as what a pack said of itself before is over: the day it was made, too.
         images = self.images.data.size - len(history.bad_images)

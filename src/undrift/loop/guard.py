@@ -1,68 +1,189 @@
-"""Notice a stream that collapses onto few classes, without labels."""
+"""Notice, without labels, that a stream answers worse than the source network, and go back.
 
+One batch in twelve is looked at: the source network and the adapted one answer its images and a view of each, a mirror
+image or one moved a little. Two things speak against the adapted network:
+
+    it is less consistent:  mean ½ Σ_c |p(c | x) − p(c | view of x)| is more than twice the source's, by a margin
+    it has collapsed:       the entropy of its predicted classes is less than half of the source's, on the same images
+
+What is judged worse is answered by the source network, and the last state that was judged sound is put back. If that is
+no better, the start state is; if that is no better either, the source network answers for a while, and nothing is
+learned. Then learning starts again from there.
+
+What it cannot see: an adapted network that is wrong consistently and about many classes. It compares the two networks
+on one in twelve images only, so a short lapse may pass unseen.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift.answer.forward import forward
-from undrift.answer.prediction import entropy_of, histogram
-from undrift.answer.temperature import logits_once
+from undrift.answer.prediction import Prediction, entropy_of, histogram
+from undrift.answer.views import VIEWS, SafeViews
+from undrift.loop.learning import Learning
 from undrift.posterior.layers import evaluating
-from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import keeping_noise
 
-WINDOW = 10  # images per class that the histograms remember
-LEAST_RATIO = 0.5
+EVERY = 12
+"""One batch in so many is looked at; all of them while there is doubt."""
+
+WINDOW, LEAST = 200, 32
+"""Images that a judgement looks back on, and those that it needs."""
+
+RATIO, MARGIN, ERRORS = 2.0, 0.05, 2.0
+"""The adapted network has to be this many times less consistent, and by how much and how many standard errors more.
+
+A source network that answers a hard domain with few classes is consistent for free."""
+
+CLASS_WINDOW, LEAST_RATIO, LEAST_SOURCE = 10, 0.5, 0.25
+"""Images per class that the histograms remember; the least ratio of their entropies, and of the source's to log C."""
+
+GOOD_EVERY = 2000
+"""Images between two copies of a sound state."""
+
+REST, LONGEST_REST = 1000, 64_000
+"""Images that the source network answers when nothing else helps; twice as many each time."""
 
 
 class Guard:
-    """Compares the classes that the adapted network predicts with those that the source network predicts.
+    """Looks at one batch in twelve, and goes back where the adapted network is judged worse than its source.
 
-    Each network has a histogram of its predicted classes over the last images, about ten per class. The adapted network
-    has collapsed when the entropy of its histogram is less than half of the source's:
-
-        H(adapted) < ½ H(source)
-
-    Both see the same images, so a stretch of one class lowers both entropies and is no collapse. The guard judges once
-    the window is half full. It costs two more forward passes per batch.
+    Attributes:
+        resting: images that the source network still answers before learning starts again.
     """
 
-    def __init__(self) -> None:
-        self.adapted: Tensor | None = None
-        self.source: Tensor | None = None
+    def __init__(self, learning: Learning) -> None:
+        self.learning, self.online, self.model = learning, learning.online, learning.model
+        self.resting = 0
+        self._rest = REST
+        self._skip = 0  # images until the next look
+        self._strikes = 0  # judgements "worse" since the last sound one
+        self._since_good = GOOD_EVERY
+        self._good: dict[str, Any] | None = None
+        self._less, self._classes = _nothing()
+        self._safe = SafeViews(("mirror",))  # by the source network's answers
+
+    def __call__(self, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Return the answer to a batch: that of the stream, or the source network's.
+
+        Args:
+            images: finite ones; `sound` says for each image of the user's batch whether it is among them.
+        """
+        if self.resting:
+            prediction = Prediction.of(self._source(images), None, sound)
+            self.resting = max(0, self.resting - len(images))
+            if not self.resting:
+                self.online.report.event("learning again", "from the start state, after a rest")
+            return prediction
+        prediction = self.learning(images, sound)
+        self._since_good += len(images)
+        if self._skip > 0:
+            self._skip -= len(images)
+            return prediction
+        own = prediction.probs if sound is None else prediction.probs[sound]
+        with keeping_noise(self.model.key):
+            source = self._look(images, own)
+        why, sound_state = self._judge()
+        # While there is doubt, every batch is looked at.
+        self._skip = 0 if why is not None or sound_state is False else (EVERY - 1) * len(images)
+        if why is None:
+            if sound_state:
+                self._strikes, self._rest = 0, REST
+                if self._since_good >= GOOD_EVERY:
+                    self._good, self._since_good = self.online.learned(), 0
+            return prediction
+        self._go_back(why)
+        return Prediction.of(source, None, sound)
 
     @torch.no_grad()
-    def collapsed(self, model: Perturbed, images: Tensor) -> Tensor:
-        """Return whether the adapted network has collapsed, after one more batch; the network is in eval mode."""
+    def _source(self, images: Tensor) -> Tensor:
         # off() restores the flags from before `perturb`: with dropout, if the network was in train mode.
-        with model.off() as net, evaluating(net):
-            source = forward(model, images)
-        window = WINDOW * source.shape[1]
+        with self.model.off() as net, evaluating(net):
+            return forward(self.model, images).softmax(1)
+
+    @torch.no_grad()
+    def _look(self, images: Tensor, own: Tensor) -> Tensor:
+        """Take in how both networks answer a batch; return the source's answer."""
+        source = self._source(images)
+        if images.ndim == 4:
+            view = VIEWS["shift" if self._safe.passed == () else "mirror"]
+            seen = view.answer(self._source(view(images)))
+            if self._safe.passed is None:
+                self._safe.look(source.log(), "mirror", seen.log())
+            apart = [
+                0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
+                for one, other in (self.learning.views_alone(images, view), (source, seen))
+            ]
+            less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0).float().cpu()
+            self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
+        window = CLASS_WINDOW * source.shape[1]
         # A batch larger than the window counts whole; older images fade with their distance.
         kept = max(0.0, 1 - len(images) / window)
-        self.source = _added(self.source, source, kept)
-        self.adapted = _added(self.adapted, logits_once(model, images), kept)
-        seen = self.source.sum()
-        ratio = _entropy(self.adapted) / _entropy(self.source)  # 0/0 if both predict one class: no collapse
-        return (seen >= window / 2) & (ratio < LEAST_RATIO)
+        new = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (own, source)]).cpu()
+        self._classes = new if self._classes is None else kept * self._classes + new
+        return source
 
-    def forget(self) -> None:
-        """Start anew, after a reset."""
-        self.adapted = self.source = None
+    def _judge(self) -> tuple[str | None, bool | None]:
+        """Return what speaks against the adapted network, and whether it is sound; None where too little was seen."""
+        assert self._classes is not None, "a batch was looked at"
+        seen = float(self._classes[1].sum())
+        adapted, source = entropy_of(self._classes / self._classes.sum(1, keepdim=True).clamp_min(1)).tolist()
+        # A source that knows one class itself says nothing.
+        count = self._classes.shape[1]
+        telling = seen >= CLASS_WINDOW * count / 2 and source > LEAST_SOURCE * math.log(count)
+        if telling and adapted < LEAST_RATIO * source:
+            return f"collapsed: the entropy of its classes is {adapted:.2f}, the source network's {source:.2f}", False
+        if len(self._less) < LEAST:
+            return None, None
+        mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
+        if mean > MARGIN + ERRORS * error:
+            found = f"{mean:.2f} ± {error:.2f}"
+            return f"less consistent: views differ more than {RATIO:g} times as much as the source's, by {found}", False
+        return None, mean <= MARGIN
+
+    def _go_back(self, why: str) -> None:
+        report, good = self.online.report, self._good
+        self._less, self._classes = _nothing()
+        self._strikes += 1
+        if self._strikes == 1 and good is not None:
+            self.online.go_on_from(good)
+            report.event("went back", f"to the last sound state; {why}")
+            report.reset(why.partition(":")[0])
+            return
+        self._good, self._since_good = None, GOOD_EVERY
+        self.online.start_again(why.partition(":")[0])
+        if self._strikes <= 2:
+            report.event("went back", f"to the start state; {why}")
+            return
+        self.resting, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
+        report.event("source answers", f"for {self.resting:,} images; {why}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both histograms."""
-        return {"adapted": self.adapted, "source": self.source}
+        """Return what was seen, and the last sound state."""
+        return copy.deepcopy(
+            {
+                "less": self._less,
+                "classes": self._classes,
+                "safe": self._safe.state(),
+                "good": self._good,
+                "stands": (self.resting, self._rest, self._skip, self._strikes, self._since_good),
+            }
+        )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from both histograms."""
-        self.adapted, self.source = state["adapted"], state["source"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        state = copy.deepcopy(dict(state))
+        self._less, self._classes, self._good = state["less"].cpu(), state["classes"], state["good"]
+        self._classes = None if self._classes is None else self._classes.cpu()
+        self._safe.load(state["safe"])
+        self.resting, self._rest, self._skip, self._strikes, self._since_good = state["stands"]
 
 
-def _added(before: Tensor | None, logits: Tensor, kept: float) -> Tensor:
-    counts = histogram(logits.argmax(1), logits.shape[1])
-    return counts if before is None else kept * before.to(counts.device) + counts
-
-
-def _entropy(counts: Tensor) -> Tensor:
-    return entropy_of((counts / counts.sum())[None])[0]
+def _nothing() -> tuple[Tensor, Tensor | None]:
+    """Return what was seen before the first look: how much less consistent, and predicted classes of both."""
+    return torch.empty(0), None

@@ -7,17 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._types import Deploying
+from undrift._types import Deploying, Discerning
 from undrift.answer.average import average_finite
+from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction
 from undrift.answer.temperature import logits_once
+from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, check_gather
 from undrift.loop.online import OnlineSteps
+from undrift.loop.pacing import Pacing, misleading
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import quiet_statistics
+from undrift.posterior.state import one_pass, quiet_statistics
 
 
 def gather_of(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -> Gather | BalancedGather | None:
@@ -33,10 +36,18 @@ class Learning:
 
     Args:
         gather: keeps images until they are enough for a step; None makes the steps of each batch on itself.
+        pacing: decides that, batch by batch; None where the likelihood cannot tell, or the user has said.
     """
 
-    def __init__(self, online: OnlineSteps, answer: Answer, gather: Gather | BalancedGather | None) -> None:
+    def __init__(
+        self,
+        online: OnlineSteps,
+        answer: Answer,
+        gather: Gather | BalancedGather | None,
+        pacing: Pacing | None = None,
+    ) -> None:
         self.online, self.model, self.answer, self.gather = online, online.model, answer, gather
+        self.pacing = pacing
 
     def __call__(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Return the answer to a batch, which made the steps that were due.
@@ -44,6 +55,8 @@ class Learning:
         Args:
             sound: for each image of the user's batch, whether it is among these; None where all are.
         """
+        if self.pacing is not None:
+            return self._paced(self.pacing, images, sound)
         if self.gather is None:
             return self._at_once(images, sound)
         if isinstance(self.gather, BalancedGather):
@@ -56,6 +69,61 @@ class Learning:
         likelihood = self.online.likelihood
         with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
             yield self.model
+
+    def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
+        """Return the network's probabilities for images and for a view of them, each by itself."""
+        likelihood = self.online.likelihood
+        if isinstance(likelihood, Discerning) and likelihood.discerns(self.model):
+            counted = self.pacing is None or not self.pacing.runs
+            one, other = likelihood.each_alone(self.model, images, [SAME, view], counted)
+            return one, other
+        with self.answering(), one_pass(self.model), torch.no_grad():
+            one = forward(self.model, images).softmax(1)
+            return one, view.answer(forward(self.model, view(images))).softmax(1)
+
+    def _paced(self, pacing: Pacing, images: Tensor, sound: Tensor | None) -> Prediction:
+        """Learn from a batch at once, with others, or through a balanced memory, and return its answer."""
+        likelihood = self.online.likelihood
+        assert isinstance(likelihood, Discerning), "pacing is for likelihoods that can tell"
+        if pacing.whole(images):
+            if pacing.sample(*likelihood.doubt(self.model, images)):
+                prediction = self._at_once(images, sound)
+                self._note_domain(likelihood)
+                return prediction
+            gathered, probs = images, likelihood.answer_alone(self.model, images, counted=False)
+            classes = probs.argmax(1)
+        else:
+            probs = likelihood.answer_alone(self.model, images, counted=not pacing.runs)
+            enough = pacing.gather.enough(images)
+            if enough is None:
+                pacing.gather.keep(images)
+                return Prediction.of(probs, None, sound)
+            pacing.gather.forget(images)
+            if pacing.sample(*likelihood.doubt(self.model, enough)):
+                self._steps_of(pacing, enough, images, None)
+                return Prediction.of(probs, None, sound)
+            gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
+        if probs.ndim == 2:  # maps have no class to balance
+
+            def step(full: Tensor, new: int) -> bool:
+                # Where predictions are poor, a memory of one run looks balanced and is not.
+                wait = misleading(*likelihood.doubt(self.model, full))
+                return wait or self._steps_of(pacing, full, images, new)
+
+            pacing.remember(gathered, classes, step)
+        return Prediction.of(probs, None, sound)
+
+    def _note_domain(self, likelihood: Discerning) -> None:
+        if likelihood.new_domain:
+            likelihood.new_domain = False
+            why = "in half of the norm layers, statistics of the images before are worth few images now"
+            self.online.report.event("domain changed", why)
+
+    def _steps_of(self, pacing: Pacing, gathered: Tensor, images: Tensor, new: int | None) -> bool:
+        sane = self._steps_on(pacing, gathered, images, new)
+        assert isinstance(self.online.likelihood, Discerning), "pacing is for likelihoods that can tell"
+        self._note_domain(self.online.likelihood)
+        return sane
 
     def _at_once(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Make the steps of one batch, and return its answer."""
@@ -95,7 +163,7 @@ class Learning:
         return prediction
 
     def _steps_on(
-        self, gather: Gather | BalancedGather, gathered: Tensor, images: Tensor, new: int | None = None
+        self, gather: Gather | BalancedGather | Pacing, gathered: Tensor, images: Tensor, new: int | None = None
     ) -> bool:
         """Make the steps on what was gathered; return whether they were sound.
 
@@ -127,4 +195,4 @@ class Learning:
         before = self.online.step(images, new)
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)
-        return before, self.online.watch(images)
+        return before, self.online.watch()

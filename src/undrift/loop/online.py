@@ -13,7 +13,6 @@ from undrift._errors import PerturbationMismatch
 from undrift._types import Keeper, Likelihood
 from undrift.answer.forward import forward
 from undrift.answer.views import ViewsInUse
-from undrift.loop.guard import Guard
 from undrift.loop.resume import shown
 from undrift.loop.step import Stepper, StepResult
 from undrift.loop.stream_report import StreamReport
@@ -40,11 +39,10 @@ class OnlineSteps:
         model: Perturbed,
         likelihood: Likelihood,
         optimiser: torch.optim.Optimizer,
-        guard: Guard | None,
         keepers: Sequence[Keeper] = (),
         captured: bool = False,
     ) -> None:
-        self.model, self.likelihood, self.optimiser, self.guard = model, likelihood, optimiser, guard
+        self.model, self.likelihood, self.optimiser = model, likelihood, optimiser
         self.views = ViewsInUse(model.options.answer_views)
         self.stepper = Stepper(
             model, likelihood, optimiser, keepers, online=True, captured=captured, views=self.views
@@ -95,8 +93,8 @@ class OnlineSteps:
         with beside_a_step(self.model, noisy=False):
             return forward(self.model, images)
 
-    def watch(self, images: Tensor) -> bool:
-        """Put the start state back if the present one is not finite, or has collapsed; return whether it did."""
+    def watch(self) -> bool:
+        """Put the start state back if the present one is not finite; return whether it did."""
         groups = self.optimiser.param_groups
         values = [p for g in groups if "log_var" not in g["name"] for p in g["params"]]
         log_vars = [p for g in groups if "log_var" in g["name"] for p in g["params"]]
@@ -105,22 +103,21 @@ class OnlineSteps:
         with torch.no_grad():
             # Variances, not their logarithms: −inf is a sound variance of 0, and 100 an infinite one.
             size = get_total_norm([*values, *(exp_all(log_vars) if log_vars else ())])
-            numbers = [size + kl_term(self.model, size=self.seen).to(size)]
-        if self.guard is not None:
-            # An unsound network is asked too; `reset` makes the guard forget the answer.
-            numbers.append(self.guard.collapsed(self.model, images).to(size))
-        total, *collapsed = torch.stack(numbers).tolist()  # one transfer
-        if math.isfinite(total) and not any(collapsed):
+            numbers = size + kl_term(self.model, size=self.seen).to(size)
+        if math.isfinite(float(numbers)):
             return False
-        why = "collapsed" if math.isfinite(total) else "state not finite"
-        step = self.model.key.step.clone()
-        self.reset()
-        self.model.key.step.copy_(step)  # new noise, which need not go wrong again
-        self.report.reset(why)
+        self.start_again("state not finite")
         return True
 
+    def start_again(self, why: str) -> None:
+        """Put the start state back, with new noise, which need not go wrong again."""
+        step = self.model.key.step.clone()
+        self.reset()
+        self.model.key.step.copy_(step)
+        self.report.reset(why)
+
     def reset(self) -> None:
-        """Put the start state back: learnables, norm state, noise, optimiser, likelihood, keepers and guard."""
+        """Put the start state back: learnables, norm state, noise, optimiser, likelihood and keepers."""
         restore(self.model, self._start)
         weights_moved()
         self.optimiser.state.clear()
@@ -128,8 +125,6 @@ class OnlineSteps:
         fill_likelihood(self.likelihood, copy.deepcopy(self._start_likelihood), self.model)
         for keeper in self.keepers:
             keeper.reset()
-        if self.guard is not None:
-            self.guard.forget()
 
     def learned(self) -> dict[str, Any]:
         """Return what was learned so far, in main memory: another domain's may take its place."""
@@ -154,8 +149,6 @@ class OnlineSteps:
         fill_likelihood(self.likelihood, copy.deepcopy(learned["likelihood"]), self.model)
         for keeper, kept in zip(self.keepers, learned["keepers"], strict=True):
             keeper.load_state_dict(copy.deepcopy(kept))
-        if self.guard is not None:
-            self.guard.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a stopped stream needs to resume exactly where it stood; `torch.save` takes it."""
@@ -167,7 +160,6 @@ class OnlineSteps:
             "seen": self.seen,
             "views": self.views.state(),
             "report": self.report.state_dict(),
-            "guard": None if self.guard is None else self.guard.state_dict(),
             "likelihood": copy.deepcopy(likelihood_state(self.likelihood)),
             "start likelihood": copy.deepcopy(self._start_likelihood),
             "keepers": [copy.deepcopy(keeper.state_dict()) for keeper in self.keepers],
@@ -210,8 +202,6 @@ class OnlineSteps:
         self.seen = state["seen"]
         self.views.load(state["views"])
         self.report.load_state_dict(state["report"])
-        if self.guard is not None and state["guard"] is not None:
-            self.guard.load_state_dict(state["guard"])
         fill_likelihood(self.likelihood, copy.deepcopy(state["likelihood"]), self.model)
         self._start_likelihood = copy.deepcopy(state["start likelihood"])
         for keeper, kept in zip(self.keepers, state["keepers"], strict=True):

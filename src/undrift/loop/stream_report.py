@@ -1,14 +1,37 @@
 """Count what happened in a stream, and where."""
 
 from collections import deque
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, field, fields
+from typing import Any, Literal
 
 REMEMBERED = 1000  # places that are named; a stream may run for months, and everything is counted
 
 
 def _latest() -> "deque[Any]":
     return deque(maxlen=REMEMBERED)
+
+
+EventKind = Literal[
+    "domain changed", "gather on", "balanced on", "balanced off", "went back", "source answers", "learning again"
+]
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """Something that a stream noticed, or decided by itself.
+
+    Attributes:
+        images: how many images had come before.
+        kind: what happened.
+        why: what was seen, in words.
+    """
+
+    images: int
+    kind: EventKind
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} at image {self.images:,}: {self.why}"
 
 
 @dataclass
@@ -36,6 +59,16 @@ class StreamReport:
     missed_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
     resets: int = 0
     resets_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
+    _events: "deque[StreamEvent]" = field(default_factory=_latest)
+
+    @property
+    def events(self) -> tuple[StreamEvent, ...]:
+        """What the stream noticed and decided by itself, the latest 1,000."""
+        return tuple(self._events)
+
+    def event(self, kind: EventKind, why: str) -> None:
+        """Note what happened in the current batch."""
+        self._events.append(StreamEvent(self.images, kind, why))
 
     def miss(self, why: str) -> None:
         """Count the current batch as one without a step."""
@@ -55,18 +88,23 @@ class StreamReport:
             text += f"; {self.missed:,} batches without a step: {_named(self.missed_at)}"
         if self.resets:
             text += f"; {self.resets:,} resets: {_named(self.resets_at)}"
+        if acted := [event for event in self._events if event.kind != "domain changed"]:
+            text += f"; {len(acted):,} decisions: " + ", ".join(f"{e.kind} at image {e.images:,}" for e in acted[-3:])
         return text
 
     def state_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        return {k: list(v) if isinstance(v, deque) else v for k, v in asdict(self).items()}
+        plain = {k: list(v) if isinstance(v, deque) else v for k, v in asdict(self).items() if k != "_events"}
+        return plain | {"events": [astuple(event) for event in self._events]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a saved report."""
         for f in fields(self):
             old = getattr(self, f.name)
-            value = state[f.name]
-            if isinstance(old, deque):
+            value = state[f.name.lstrip("_")]
+            if f.name == "_events":
+                value = deque((StreamEvent(*event) for event in value), maxlen=REMEMBERED)
+            elif isinstance(old, deque):
                 value = deque((tuple(v) if isinstance(v, list) else v for v in value), maxlen=REMEMBERED)
             setattr(self, f.name, value)
 

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from undrift._errors import PerturbationMismatch
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
+from undrift.judge.accuracy import Helping
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
+from undrift.loop.guard import Guard
+from undrift.loop.health import Health
 from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
+from undrift.loop.pacing import Pacing
 from undrift.loop.spread import spread_of
 from undrift.loop.stream_report import StreamReport
 from undrift.loop.switching import Switching
@@ -39,7 +43,9 @@ class Stream(Iterator[Prediction]):
 
     Attributes:
         model: the network that is adapted.
-        online: makes the steps, and holds likelihood, optimiser and guard.
+        online: makes the steps, and holds likelihood and optimiser.
+        pacing: decides which images to learn from together; None where the user has, or the likelihood cannot tell.
+        guard: goes back where the network has become worse than its source; None in a stream without.
         switching: knows the domains of a stream with packs; None in a stream without.
     """
 
@@ -53,10 +59,16 @@ class Stream(Iterator[Prediction]):
         bar: Bar | None,
         watched: ExitStack,
         switching: Switching | None = None,
+        *,
+        pacing: Pacing | None = None,
+        guarded: bool = False,
     ) -> None:
         self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
         self.gather = gather
-        self._learning = Learning(online, answer, gather)
+        self.pacing = pacing
+        self._learning = Learning(online, answer, gather, pacing)
+        self.guard = Guard(self._learning) if guarded else None
+        self._health = Health()
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
         self._answered: Prediction | None = None
         self._single = 0  # batches of one image in a row
@@ -69,6 +81,17 @@ class Stream(Iterator[Prediction]):
     def report(self) -> StreamReport:
         """What was seen, skipped and reset so far."""
         return self.online.report
+
+    @property
+    def health(self) -> Helping | None:
+        """Whether the answers given are right more often than the source network's would be; None before any.
+
+        Estimated without labels from a sample of at most 256 images, most of them among the latest thousand. Reading
+        this costs up to eight forward passes of the sample; the stream itself makes none for it.
+        """
+        names = self.online.views.names if self.online.views.decided else None
+        with turn(self.model), torch.inference_mode(False), self.answering() as model:
+            return self._health.of(model, names or None)
 
     @property
     def latest(self) -> dict[str, float]:
@@ -95,7 +118,9 @@ class Stream(Iterator[Prediction]):
         self.report.images += len(prediction)
         self.model.facts = {"images": self.report.images - self.report.skipped}
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
-        if self._single == 2 and self.gather is None:  # at the second in a row: a single one may end a folder
+        if (
+            self._single == 2 and self.gather is None and self.pacing is None
+        ):  # at the second in a row: a single one may end a folder
             warn_of_single(self.model)
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.
@@ -141,6 +166,10 @@ class Stream(Iterator[Prediction]):
             state = self.online.state_dict()
             if self.switching is not None:
                 state |= {"switching": self.switching.state_dict()}
+            if self.pacing is not None:
+                state |= {"pacing": self.pacing.state()}
+            if self.guard is not None:
+                state |= {"guard": self.guard.state_dict()}
             return state if self.gather is None else state | self.gather.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -163,7 +192,17 @@ class Stream(Iterator[Prediction]):
                     f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
                     "resumes as it was. Start it as that one was, or start a new stream."
                 )
+            for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
+                if now_on and part not in state:
+                    raise PerturbationMismatch(
+                        f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
+                        "Start it as that one was, or start a new stream."
+                    )
             self.online.load_state_dict(state)
+            if self.pacing is not None:
+                self.pacing.load(state["pacing"], device_of(self.model))
+            if self.guard is not None:
+                self.guard.load_state_dict(state["guard"])
             if self.gather is not None:
                 self.gather.load(state, device_of(self.model))
             if self.switching is not None:
@@ -192,8 +231,10 @@ class Stream(Iterator[Prediction]):
         return name
 
     def _answer(self, images: Tensor) -> Prediction:
-        if self.switching is not None and self.switching(images) and self.gather is not None:
-            self.gather.forget(images)  # of the domain before
+        if self.switching is not None and self.switching(images):
+            for waiting in (self.gather, self.pacing):
+                if waiting is not None:
+                    waiting.forget(images)  # of the domain before
         split = self.model.options.stream_split
         if split is None or len(images) <= split:
             return self._part(images, 0)
@@ -213,8 +254,9 @@ class Stream(Iterator[Prediction]):
         else:
             # No dropout, because the noise takes its place; only norm statistics move, as in training.
             with evaluating(self.model):
-                prediction = self._learning(kept, sound)
+                prediction = (self.guard or self._learning)(kept, sound)
             self._numbers, self._answered = self.online.latest, prediction
+            self._health.add(kept, prediction.probs if sound is None else prediction.probs[sound])
         if sound is not None:
             skipped = (~sound).nonzero()[:, 0].tolist()
             self.report.skipped += len(skipped)

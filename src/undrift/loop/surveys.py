@@ -9,7 +9,9 @@ from torch import Tensor
 from undrift._errors import OptionError
 from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, SafeViews
+from undrift.judge.accuracy import Helping
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
+from undrift.loop.helped import Sample, compare
 from undrift.loop.sound_images import Failed, SoundImages
 from undrift.packs.knowing import KEPT_STATISTICS, knowing, knows
 from undrift.posterior.attached import root_of
@@ -30,14 +32,19 @@ class Surveys:
         answers: by place, of the "source" network, and of the "last" survey.
         best_epoch: the epoch whose state is `best`; 0 where none is kept.
         views: the views that were found safe; None where nobody asked.
+        helping: whether adaptation helped; None before `settle_helping`.
     """
 
-    def __init__(self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool) -> None:
+    def __init__(
+        self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool, epochs: int
+    ) -> None:
         self.model, self.images, self.randomness, self.keep_best = model, images, randomness, keep_best
         self.found: dict[int, Survey] = {}
         self.answers: dict[str, Tensor] = {}
         self.best_epoch, self.best = 0, dict[str, Tensor]()
         self.views: tuple[str, ...] | None = None
+        self.helping: Helping | None = None
+        self._sample = Sample(images.looked_at.size, epochs * images.looked_at.size)
 
     def look_at_source(self, failed: Failed) -> None:
         """Survey the source network, whose outputs the model's class names have to fit."""
@@ -119,11 +126,21 @@ class Surveys:
         self.views = test.passed or ()
         self.model.options = self.model.options.replace(answer_views=self.views)
 
+    def settle_helping(self, failed: Failed) -> None:
+        """Estimate whether adaptation helped, on a sample of the images and the views that answers take."""
+        with keeping_noise(self.model.key), self.randomness.kept():
+            if not (batches := self._sample.batches()):  # a run that went on from its last epoch
+                for _ in self._sample.of(self.images.everything(failed)):
+                    pass
+                batches = self._sample.batches()
+            named = self.model.options.answer_views or None
+            self.helping = compare(self.model, batches, named if self.views is None else self.views)
+
     def verdict(self, epoch: int) -> Verdict:
         """Return the verdict on the network of an epoch."""
-        return Verdict(self.found[0], self.found[epoch])
+        return Verdict(self.found[0], self.found[epoch], self.helping)
 
     def _survey(self, ask: Callable[[Tensor], Tensor], failed: Failed) -> tuple[Survey, Tensor]:
         # A look changes nothing: neither the noise nor the order of what comes after it.
         with keeping_noise(self.model.key), self.randomness.kept():
-            return survey(ask, self.images.everything(failed))
+            return survey(ask, self._sample.of(self.images.everything(failed)))

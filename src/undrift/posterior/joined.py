@@ -22,17 +22,18 @@ class Joined(NamedTuple):
 
 
 def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
-    """Return a row for each device and dtype; `row` holds all log-variances, where a graph has made one."""
-    noises = model.noises()
+    """Return a row for each device and dtype; `row` holds all log-variances, where `shared` has made one."""
+    noises, prior = model.noises(), model.prior
     if row is not None:
-        return [Joined(row, *prior_row(noises))]
+        if prior is None or torch.compiler.is_compiling():
+            return [Joined(row, *prior_row(noises))]
+        return [Joined(row, prior.log_prior, prior.half_weights)]
     places: dict[object, tuple[list[Noise], list[Tensor]]] = {}
     for noise in noises:
         log_var = noise.log_var
         there, log_vars = places.setdefault((log_var.device, log_var.dtype), ([], []))
         there.append(noise)
         log_vars.append(log_var if log_var.ndim == 1 else log_var.flatten())
-    prior = model.prior
     if len(places) == 1 and prior is not None and (prior.log_prior.device, prior.log_prior.dtype) in places:
         return [Joined(torch.cat(log_vars), prior.log_prior, prior.half_weights)]
     return [Joined(torch.cat(log_vars), *prior_row(there)) for there, log_vars in places.values()]
@@ -71,13 +72,18 @@ def trained_means(model: Perturbed) -> Iterator[TrainedMean]:
 def shared(model: Perturbed) -> Tensor | None:
     """Return all log-variances as one row that the next pass's noise shares with the KL, None where nothing is gained.
 
-    In a graph that is compiled for CUDA both give it one gradient, where each log-variance would have two to be added.
+    Both give the row one gradient, where each log-variance would have two to be added: a launch for each layer.
+    Uncompiled code splits the row among the layers; a graph that is compiled for CUDA has kernels of its own for this.
     """
-    if not torch.compiler.is_compiling() or model.options.estimator != "local" or not model.key.noisy:
-        return None  # nobody would ask for a handle
+    if model.options.estimator != "local" or not model.key.enabled or not model.key.noisy:
+        return None  # nobody would ask for a part
     own: list[Tensor] = [noise.log_var for noise in model.noises()]
     if len({(v.device, v.dtype, v.requires_grad, v.ndim) for v in own}) != 1 or own[0].ndim != 1:
         return None
+    if not torch.compiler.is_compiling():
+        row = torch.cat(own)
+        model.key.lent = row.split([len(v) for v in own])
+        return row
     groups, last = zip(*[_arrangement(layer) for _, layer, _ in model.weights], strict=True)
     found = share(own, list(groups), list(last))
     if found is None:

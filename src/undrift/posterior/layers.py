@@ -251,6 +251,18 @@ def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:
     return () if max(window) == 1 and max(stride) == 1 else (window, stride, padding)
 
 
+def only_weight(layer: nn.Module) -> Tensor | None:
+    """Return a layer's weight where all that a gradient of the output goes to is the input; else None.
+
+    Not where weight or bias are trained or computed, or where somebody else's hook may have changed the output.
+    """
+    if len(layer._forward_hooks) > 1 or layer._modules or "forward" in layer.__dict__:
+        return None
+    weight, bias = layer._parameters.get("weight"), layer.bias
+    trained = weight is None or weight.requires_grad or (bias is not None and bias.requires_grad)
+    return None if trained else weight
+
+
 def effective_shape(layer: nn.Module) -> torch.Size:
     """Return the shape of the layer's weight without computing it."""
     if isinstance(layer, nn.Linear):

@@ -101,9 +101,10 @@ def directions(matrix: Tensor, rank: int) -> Tensor:
     From the smaller of both Gram matrices: a decomposition of the matrix itself takes ten times as long.
     """
     wide = matrix.shape[0] < matrix.shape[1]
-    _, vectors = torch.linalg.eigh(matrix @ matrix.T if wide else matrix.T @ matrix)
-    first = vectors.flip(1)[:, :rank]
-    return torch.linalg.qr(matrix.T @ first if wide else first).Q.T.contiguous()
+    with without_autocast(matrix.device):  # no decomposition takes half precision
+        _, vectors = torch.linalg.eigh(matrix @ matrix.T if wide else matrix.T @ matrix)
+        first = vectors.flip(1)[:, :rank]
+        return torch.linalg.qr(matrix.T @ first if wide else first).Q.T.contiguous()
 
 
 def is_smaller(weight: Tensor, layer: nn.Module, rank: int) -> bool:

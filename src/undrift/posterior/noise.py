@@ -13,6 +13,7 @@ from undrift.kernels.reference import by_channel, safe_sqrt, spread, wide
 from undrift.options import Energy, Options, Sharing
 from undrift.posterior import layers
 from undrift.posterior.energy import centred, input_energy
+from undrift.posterior.norm import capturing
 from undrift.posterior.prior import initial_log_var, kernel_variance, prior_variance
 from undrift.posterior.seeds import Key
 from undrift.system.private import hooked_globally
@@ -70,12 +71,15 @@ class Noise(nn.Module):
 
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
-        key = self._key[0].next(self.number)
+        state, compiling = self._key[0], torch.compiler.is_compiling()
+        key = state.next(self.number)
         if key is None:
             return None
-        log_var = self.log_var  # once, as a module's search for its parameters takes its time
+        parts = None if compiling else state.parts
+        # Asked for once, as a module's search for its parameters takes its time.
+        log_var = self.log_var if parts is None else parts[self.number]
         x, batched = self._input(layer, args, kwargs, output, log_var)
-        if torch.compiler.is_compiling():
+        if compiling:
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
         out = self._add(layer, x, y, log_var, key.to(x.device), rank() * y.shape[0])
@@ -136,7 +140,8 @@ class Noise(nn.Module):
         pool = layers.pool(layer)
         if pool is not None:
             extra = self._constant(x, groups, last)
-            out = add_layer_noise(x, y, log_var, key, first_row, groups, last, pool, extra)
+            weight = self._factor(layer, x, last)
+            out = add_layer_noise(x, y, log_var, key, first_row, groups, last, pool, extra, weight)
             if out is not None:
                 return out
         # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
@@ -145,6 +150,17 @@ class Noise(nn.Module):
         with without_autocast(x.device):
             plane = self._plane(layer, x, y.shape, whole=False)
             return add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
+
+    def _factor(self, layer: nn.Module, x: Tensor, last: bool) -> Tensor | None:
+        """Return the frozen weight that y is x's product with, where noise and product are to give x one gradient.
+
+        By Python a convolution's gradient takes 10 µs more than by PyTorch's own node, so a convolution has one only
+        in the recording of a CUDA graph, which waits for no Python.
+        """
+        # What is centred is not what the layer was given.
+        if self.energy == "centred" or hooked_globally() or not (last or capturing(x)):
+            return None
+        return layers.only_weight(layer)
 
     def variance(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
         """Return the variance of each output: σ² of the kernel × energy in its window, or the full second map."""

@@ -1,7 +1,7 @@
 """Norm layers of a perturbed network: whose statistics they use, and whether scale and shift are trained."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
-from undrift.posterior.norm_tracking import Tracking, can_track
+from undrift.posterior.norm_tracking import AVERAGES, Tracking, can_track
 from undrift.posterior.seeds import Key
 from undrift.posterior.swap import Swapped
 from undrift.system.private import BatchNorm, InstanceNorm
@@ -42,6 +42,8 @@ class Norm(Swapped):
         self.flags: dict[str, bool] = {}
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
         self.noisy = False  # whether kept statistics are known to be those of noisy passes
+        self.given: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # mean and variance for an input
+        self.lent: dict[str, Any] = {}  # the layer's own statistics, while it has given ones
 
     def copy(self, copies: dict[int, Tensor]) -> None:
         """Make copies to adapt; an average over the domain starts counting again."""
@@ -61,9 +63,12 @@ class Norm(Swapped):
         """Apply the policy: use batch statistics, or move the kept ones and use them."""
         if not self.key.enabled or self.statistics is None:
             return
-        if self.flags or self.tracking is not None:
+        if self.flags or self.tracking is not None or self.lent:
             self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
+        if self.given is not None:
+            self._lend(layer, self.given(x))
+            return
         if self.by_batch and not torch.compiler.is_compiling():
             if x.shape[0] == 1:
                 self._refuse_single(x)
@@ -99,8 +104,15 @@ class Norm(Swapped):
         if self.tracking is not None and output is not None and not self.tracking.again:
             self.tracking.keep(in_place=capturing(layer.running_mean))
             self.tracking, self.noisy = None, self.noisy or self.key.noisy
-        if self.flags or self.tracking is not None:
+        if self.flags or self.tracking is not None or self.lent:
             self.settle()
+
+    def _lend(self, layer: Any, statistics: tuple[Tensor, Tensor]) -> None:
+        """Let the layer normalise one input by other statistics."""
+        self.lent = {name: layer._buffers[name] for name in AVERAGES}
+        for (name, own), other in zip(self.lent.items(), statistics, strict=True):
+            layer._buffers[name] = other.to(own.dtype)
+        self._switch(layer, False, True)
 
     def _switch(self, layer: Any, training: bool, track: bool) -> None:
         if layer.training is not training or layer.track_running_stats is not track:
@@ -115,6 +127,9 @@ class Norm(Swapped):
         if self.tracking is not None:
             self.tracking.undo()
             self.tracking = None
+        if self.lent:
+            self.layer._buffers.update(self.lent)
+            self.lent = {}
 
     def knows_noise(self) -> bool:
         """Return whether the kept statistics come from noisy passes; if unknown, whether they differ from the source's.

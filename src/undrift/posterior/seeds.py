@@ -59,6 +59,8 @@ class Key(nn.Module):
         stale: a compiled forward pass has moved the step.
         handles: where log-variances' gradients go in a graph that holds the KL (`kernels.share`).
         offered: the handles of the pass that begins next.
+        parts: each log-variance as a part of the KL's row, in an uncompiled pass that shares it.
+        lent: the parts of the pass that begins next.
         waiting: the weights whose hook has not fired yet, by number.
     """
 
@@ -80,6 +82,8 @@ class Key(nn.Module):
         self.stale = False
         self.handles: tuple[Tensor, ...] | None = None
         self.offered: tuple[Tensor, ...] | None = None
+        self.parts: tuple[Tensor, ...] | None = None
+        self.lent: tuple[Tensor, ...] | None = None
         self.waiting: dict[int, str] = {}
         self.replay = Replay()
         self.reseed(generator)
@@ -117,6 +121,7 @@ class Key(nn.Module):
         self.graph = operators.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
         self.stale = True
         self.handles, self.offered = self.offered, None  # what a pass that raised has left is nobody's
+        self.parts = self.lent = None
 
     @hidden_from_compiler
     def _begin(self) -> None:
@@ -126,6 +131,7 @@ class Key(nn.Module):
                 "Call it directly, or use the source network: with model.off()."
             )
         self.traced, self.handles, self.offered = False, None, None
+        self.parts, self.lent = self.lent, None
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
@@ -140,7 +146,7 @@ class Key(nn.Module):
         if torch.compiler.is_compiling():
             self.graph = self.handles = None  # a graph's tensors stay inside it
         else:
-            self.replay.recording = False
+            self.replay.recording, self.parts = False, None
             if self.noisy and self.waiting:
                 self._warn_waiting()
 
@@ -225,5 +231,5 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same, and has no pass under way.
-        own = {"noisy": True, "calls": {**self.calls}, "current": None, "graph": None, "handles": None, "offered": None}
-        return {**self.__dict__, **own}
+        of_a_pass = dict.fromkeys(("current", "graph", "handles", "offered", "parts", "lent"))
+        return {**self.__dict__, **of_a_pass, "noisy": True, "calls": {**self.calls}}

@@ -53,7 +53,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-    _sync_folder(place.parent)
+    sync_folder(place.parent)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> int:
@@ -103,7 +103,7 @@ def _facts(path: str | os.PathLike[str], error: OSError) -> str:
     return f"{path} was not written: {what}. What stood there before is untouched. {do}, and write it again."
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the move survive a power cut, on systems that can sync a folder."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -150,15 +150,16 @@ def finish_log_var_kernel(
 
 @triton.jit
 def finish_layer_kernel(
-    x_ptr, scratch_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
+    x_ptr, scratch_ptr, more_ptr, grad_x_ptr, grad_log_var_ptr, outputs, out_channels, blocks, parts, first,
     positions, per_image, channels, columns, out_rows, across,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
     LAST: tl.constexpr, WIDE: tl.constexpr, BP: tl.constexpr, WIDTH: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    ADDED: tl.constexpr,
 ):  # fmt: skip
-    """Write log_var's gradient (the first programs) and that of x by its energy: 2·x·pull.
+    """Write log_var's gradient (the first programs) and that of x by its energy: 2·x·pull, ADDED to `more`.
 
-    SPLIT programs share a block of positions. x and grad_x have the same strides.
+    SPLIT programs share a block of positions. x, more and grad_x have the same strides.
     """
     number = tl.program_id(0) - first
     if number < 0:
@@ -182,4 +183,7 @@ def finish_layer_kernel(
             ahead = tl.load(x_ptr + start + (c * step)[None, :], mask=mask, other=0.0)
             c = of_tile + tl.arange(0, WIDTH)
             mask = there[:, None] & (c < channels)[None, :]
-            tl.store(grad_x_ptr + start + (c * step)[None, :], x * twice, mask=mask)
+            gradient = x * twice
+            if ADDED:
+                gradient += tl.load(more_ptr + start + (c * step)[None, :], mask=mask, other=0.0).to(tl.float32)
+            tl.store(grad_x_ptr + start + (c * step)[None, :], gradient, mask=mask)

@@ -3,6 +3,9 @@
     forward    energy = Σx² (+ constant), its box filter, y + σ·√plane·ε
     backward   gradients of plane and log_var, the box filter's, 2·x·grad
 
+Where the layer's weight is frozen, the node has the gradient that the layer itself gives its input, too: the kernel
+that writes the noise's adds it. Autograd would add both in one more pass over three tensors.
+
 A GPU is through with a layer in the time of a few hundred Python instructions, so launches are few: one or two forward
 and two backward for most layers. Large windows, groups and odd channels take a kernel for each step.
 """
@@ -45,21 +48,36 @@ def fits(x: Tensor, y: Tensor, log_var: Tensor) -> bool:
     return alike and x.dtype in FLOATS and log_var.is_contiguous() and x.numel() > 0 and y.numel() > 0
 
 
-def add_noise(x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, geometry: Geometry, first_row: int) -> Tensor:
-    """Return y with the noise of a layer whose input is x."""
+def add_noise(
+    x: Tensor,
+    y: Tensor,
+    log_var: Tensor,
+    key: Tensor,
+    geometry: Geometry,
+    first_row: int,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Return y with the noise of a layer whose input is x.
+
+    Args:
+        weight: frozen, where y is x's product with it (and a frozen bias) and nothing else: no gradient goes to y then.
+    """
     x, of_x = dense_and_seen(x, geometry.last)
+    if weight is not None:
+        y = y.detach()
     y, of_y = dense_and_seen(y, geometry.last)
-    out: Tensor = _LayerNoise.apply(x, y, log_var, (key, of_x, of_y, geometry, first_row))  # type: ignore[no-untyped-call]
+    out: Tensor = _LayerNoise.apply(x, y, log_var, (key, weight, of_x, of_y, geometry, first_row))  # type: ignore[no-untyped-call]
     return out
 
 
-Rest = tuple[Tensor, Seen, Seen, Geometry, int]  # one argument, as each takes PyTorch its time
+# One argument, as each takes PyTorch its time.
+Rest = tuple[Tensor, Tensor | None, Seen, Seen, Geometry, int]
 
 
 class _LayerNoise(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, log_var: Tensor, rest: Rest) -> Tensor:
-        key, of_x, of_y, geometry, first_row = rest
+        key, weight, of_x, of_y, geometry, first_row = rest
         device = y.get_device()
         plan = _forward_plan(of_x, of_y, geometry, first_row, device)
         # Rows of numbers, as PyTorch takes twice the time for a size of four.
@@ -77,7 +95,7 @@ class _LayerNoise(Function):
                     energy = energy.view(plan.energy)
                     plane = _filtered(energy + plan.extra if plan.extra else energy, geometry.pool)
                     plan.noises.add(y, plane, log_var, key, out)
-        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key)
+        ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key, weight)
         ctx.rest = of_x, geometry, first_row
         return out
 
@@ -88,13 +106,14 @@ class _LayerNoise(Function):
 
 
 def _backward(ctx: Any, grad: Tensor) -> Any:
-    x, plane, log_var, key = ctx.saved_tensors
+    x, plane, log_var, key, weight = ctx.saved_tensors
     if x is None and not ctx.needs_input_grad[2]:
         return None, grad, None, None
     of_x, geometry, first_row = ctx.rest
     grad, of_grad = dense_and_seen(grad, geometry.last)  # one copy, if any, for us and for the layer
     device = grad.get_device()
     plan = _backward_plan(of_x, of_grad, geometry, first_row, device)
+    own = None if x is None or weight is None else _of_product(grad, x, weight, geometry)
     grad_x = None if x is None else torch.empty_like(x)
     with launch.on_device(device):
         if plan.pulls is not None:
@@ -104,16 +123,31 @@ def _backward(ctx: Any, grad: Tensor) -> Any:
             if grad_x is None:
                 plan.pulls.log_var(scratch, grad_log_var)
             else:
-                plan.pulls.both(x, scratch, grad_x, grad_log_var)
+                both = plan.pulls.both if own is None else plan.pulls.added
+                both(x, scratch, grad_x if own is None else own, grad_x, grad_log_var)
         else:
             grad_plane, grad_log_var = plan.noises.gradients(grad, plane, log_var, key)
             if grad_x is not None:
                 grad_energy = _spread_back(grad_plane.view(plan.plane), plan.energy, geometry.pool)
                 plan.sums.gradient(x, grad_energy, grad_x)
+                grad_x = grad_x if own is None else grad_x.add_(own)
     return grad_x, grad, grad_log_var, None
 
 
 _backward_once = once_differentiable(_backward)
+
+
+def _of_product(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """Return the gradient of x by a layer's product alone, in x's memory order and the product's precision."""
+    weight = weight.to(grad.dtype)  # as autocast did for the product
+    if geometry.last:
+        return grad.matmul(weight)
+    _, stride, padding = geometry.pool or ((1, 1), (1, 1), (0, 0))
+    how = (stride, padding, (1, 1), False, (0, 0), geometry.groups)  # no dilation, not transposed
+    found: Tensor = torch.ops.aten.convolution_backward(
+        grad, x.to(grad.dtype), weight, None, *how, (True, False, False)
+    )[0]
+    return found if found.stride() == x.stride() else torch.empty_like(x, dtype=found.dtype).copy_(found)
 
 
 def _filtered(energy: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:

@@ -105,13 +105,15 @@ class Pulls(NamedTuple):
 
     Attributes:
         sums: grad, plane, log_var, key, scratch.
-        both: x, scratch, grad_x, grad_log_var.
+        both: x, scratch, nothing that is looked at, grad_x, grad_log_var.
+        added: the same, with a gradient of x in the third place, which is added to it.
         log_var: scratch, grad_log_var; where x wants no gradient.
         scratch: how many float32 numbers that has.
     """
 
     sums: Launch
     both: Launch
+    added: Launch
     log_var: Launch
     scratch: int
 
@@ -140,8 +142,11 @@ def pulls_of(given: Shape, shape: Shape, windows: Windows, first: int, device: i
     }  # fmt: skip
     sizes = (given.positions, given.per_image, given.channels, windows.columns, windows.out_rows, windows.across)
     programs = groups + cut.programs[0] * cut.programs[1]
-    both = Launch(kernels_layer.finish_layer_kernel, (programs, 1), (*rows, groups, *sizes), constants)
-    return Pulls(sums, both, log_var, blocks * shape.positions + parts * shape.channels)
+    both, added = (
+        Launch(kernels_layer.finish_layer_kernel, (programs, 1), (*rows, groups, *sizes), constants | {"ADDED": more})
+        for more in (False, True)
+    )
+    return Pulls(sums, both, added, log_var, blocks * shape.positions + parts * shape.channels)
 
 
 def input_tile(given: Shape, gpus: int) -> Tile:

@@ -119,7 +119,22 @@ def ablation_rows() -> list[MethodRow]:
         how: dict[str, Any] = {"control": True, "cost": 4.0, "why": why, "title": title, "group": "ablation"}
         return MethodRow(f"undrift-{name}", "undrift", change, loop="adapt", **how)
 
+    five: dict[str, Any] = {"neighbours": 5, "second_neighbours": 5}
+    five |= {"late_neighbours": None, "late_second_neighbours": None}
     return [
+        row(
+            "five-neighbours",
+            "five neighbours of five",
+            "the recipe's first values; NOTES.md has why they left",
+            **five,
+        ),
+        row(
+            "five-neighbours-sigma-0",
+            "five neighbours of five, σ = 0",
+            "is it the noise, there?",
+            **five,
+            **NO_VARIANCE,
+        ),
         row("statistics-later", "statistics not first", "banks are filled by the source's statistics", **LATER),
         row("no-kl", "without KL", "nothing holds the mean to the source's weights", kl_weight=0.0),
         row("no-views", "answers without views", "the image alone is asked", answer_views=()),

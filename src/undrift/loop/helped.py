@@ -1,0 +1,134 @@
+"""Ask the source network and the adapted one about a bounded sample of images: did adaptation help?"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from undrift.answer.forward import forward
+from undrift.answer.views import AUTO, VIEWS, ReversibleView, SafeViews, combined
+from undrift.judge.accuracy import Helping, helping
+from undrift.judge.verdict import by_position
+from undrift.loop.indexed_loader import even
+from undrift.posterior.batch import to_device
+from undrift.posterior.layers import evaluating
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import beside_a_step, keeping_noise, noisy_statistics, one_pass
+
+MOST, LEAST = 500, 128
+"""Images that are looked at: 500 give a standard error of two points."""
+
+SHARE = 8
+"""One of so many images that were learned from is looked at, in eight passes at most: a third of training's cost."""
+
+VALUES = 2**26
+"""Values that a sample holds at most: 256 MB of float32, 445 images of 224 × 224."""
+
+Ask = Callable[[Tensor], Tensor]
+
+
+class Sample:
+    """Images of a domain at even distances, as those of one class often come together.
+
+    Args:
+        size: images of the domain.
+        learned: images that are learned from, each as often as there are epochs.
+    """
+
+    def __init__(self, size: int, learned: int) -> None:
+        self.size, self.largest = size, 1
+        self.most = max(LEAST, min(MOST, learned // SHARE))
+        self._parts: list[Tensor] = []
+        self._whole = False
+
+    def of(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pass batches on, and keep the sample of them the first time."""
+        if self._whole:
+            yield from batches
+            return
+        self._parts = []
+        for places, images in batches:
+            most = max(1, min(self.most, VALUES // max(1, images[0].numel()))) if len(images) else self.most
+            self.largest = max(self.largest, len(images))
+            kept = places * most % self.size < most if most < self.size else places >= 0
+            self._parts.append(images[kept.to(images.device)].cpu())
+            yield places, images
+        self._whole = True
+
+    def batches(self) -> list[Tensor]:
+        """Return the images in batches as large as the domain's, mixed; those of several sizes in their own batches."""
+        parts = [part for part in self._parts if len(part)]
+        if len({part.shape[1:] for part in parts}) != 1:
+            return parts
+        images = torch.cat(parts)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        return list(images[order].split(even(self.largest, len(images))))
+
+
+def compare(
+    model: Perturbed, batches: Sequence[Tensor], names: Sequence[str] | None = None, given: Tensor | None = None
+) -> Helping:
+    """Return whether the adapted network is right more often than its source, estimated on these images.
+
+    Args:
+        batches: images, all finite.
+        names: views under which no label changes; None tests which are safe for the adapted network.
+        given: what a stream answered when it met these images, as log-probabilities; None asks the network now.
+    """
+    names, adapted = adapted_answers(model, batches, names, in_a_stream=given is not None)
+    if given is not None:
+        adapted[0] = given
+    source = source_answers(model, batches, names)
+    return helping(source, adapted, len(adapted[0]) // sum(map(len, batches)))
+
+
+@torch.no_grad()
+def adapted_answers(
+    model: Perturbed, batches: Sequence[Tensor], names: Sequence[str] | None = None, in_a_stream: bool = False
+) -> tuple[tuple[str, ...], Tensor]:
+    """Return the names of safe views, and the adapted network's logits (views × images × classes, on the CPU).
+
+    Args:
+        in_a_stream: let norm layers do what they do in a stream's steps: a moving average may be far behind the batch.
+    """
+    batches = [to_device(images, model) for images in batches]
+    test = None
+    if any(images.ndim != 4 or min(images.shape[-2:]) < 2 for images in batches):
+        names = ()
+    elif names is None or tuple(names) == (AUTO,):
+        names, test = tuple(VIEWS), SafeViews(tuple(VIEWS))
+
+    def ask(images: Tensor) -> Tensor:
+        model.key.step.zero_()  # the same noise every time
+        return forward(model, images)
+
+    with evaluating(model), _as_in_a_stream(model) if in_a_stream else one_pass(model):
+        found = [_all(ask, batches, view) for view in combined(names)]
+    if test is None:
+        return tuple(names), torch.stack(found)
+    for place, name in enumerate(names):
+        test.look(found[0], name, found[2**place])
+    safe = test.passed or ()
+    kept = [at for at in range(len(found)) if all(name in safe or not at >> n & 1 for n, name in enumerate(names))]
+    return safe, torch.stack([found[at] for at in kept])
+
+
+@torch.no_grad()
+def source_answers(model: Perturbed, batches: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+    """Return the source network's logits, views × images × classes, on the CPU."""
+    batches = [to_device(images, model) for images in batches]
+    with model.off() as net, evaluating(net):
+        found = [_all(lambda images: forward(model, images), batches, view) for view in combined(names)]
+    return torch.stack(found)
+
+
+@contextmanager
+def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
+    with keeping_noise(model.key), beside_a_step(model, noisy=noisy_statistics(model)):
+        yield model
+
+
+def _all(ask: Ask, batches: Sequence[Tensor], view: ReversibleView) -> Tensor:
+    """Return the logits of every image's view, on the CPU, as not every device has float64."""
+    return torch.cat([by_position(view.answer(ask(view(images)))).float().cpu() for images in batches])

@@ -1,0 +1,129 @@
+"""Decide which images of a stream to learn from together, where the likelihood can tell.
+
+- A batch of 64 images or more makes a step by itself; smaller ones wait until they are 64.
+- Where their own statistics make the answers look worse than those kept so far, they are no sample of the domain: their
+  classes come in runs. Such images are answered without their own statistics, and go to a memory that is balanced over
+  predicted classes, on which steps are made.
+
+Each is written into the report when it begins, and when it ends.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undrift.loop.balanced import BalancedGather
+from undrift.loop.gather import Gather
+from undrift.loop.stream_report import StreamReport
+
+ENOUGH = 64
+"""Images for a step."""
+
+ROOM = 128
+"""Images in the balanced memory (benchmarks/balanced.py)."""
+
+RATIO, DOUBT, ERRORS = 1.5, 0.05, 2.0
+"""By what factor the views of images have to disagree more, by how much, and by how many standard errors.
+
+A factor, because a network that answers a hard domain with few classes is consistent for free."""
+
+CALM = 10
+"""So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
+
+
+def misleading(counted: float, kept: float, error: float) -> bool:
+    """Return whether images' own statistics mislead, by how much views disagree with them and without."""
+    return counted - kept > max(DOUBT, ERRORS * error) and counted > RATIO * kept
+
+
+class Pacing:
+    """What waits for a step, and whether classes come in runs.
+
+    Attributes:
+        gather: images that wait until they are enough.
+        balanced: a memory for times of runs.
+    """
+
+    def __init__(self, report: StreamReport) -> None:
+        self.report = report
+        self.gather, self.balanced = Gather(ENOUGH), BalancedGather(ROOM)
+        self._few = 0  # small batches in a row
+        self._gathering, self._runs, self._calm = False, False, 0
+
+    def whole(self, images: Tensor) -> bool:
+        """Return whether a batch is large enough for a step of its own."""
+        if len(images) >= ENOUGH:
+            self._few = 0
+            return True
+        self._few += 1
+        if self._few == 2 and not self._gathering:  # a single one may end a folder
+            self._gathering = True
+            self.report.event(
+                "gather on", f"batches of {len(images)} are few for a step; one is made every {ENOUGH} images"
+            )
+        return False
+
+    def sample(self, counted: float, kept: float, error: float) -> bool:
+        """Return whether images are a sample of the domain.
+
+        Args:
+            counted: how much their views disagree if normalised with the images' own statistics; `kept`: without them.
+            error: the standard error of the difference.
+        """
+        if not misleading(counted, kept, error):
+            self._calm += 1
+            if self._runs and self._calm >= CALM:
+                self._runs = False
+                self.report.event("balanced off", f"{CALM} steps in a row were on samples of the domain")
+            return True
+        self._calm = 0
+        if not self._runs:
+            self._runs = True
+            self.report.event(
+                "balanced on",
+                f"with these images' own statistics their views disagree by {counted:.2f}, without them by {kept:.2f}: "
+                "classes come in runs",
+            )
+        return False
+
+    @property
+    def runs(self) -> bool:
+        """Whether classes come in runs."""
+        return self._runs
+
+    def forget(self, images: Tensor) -> None:
+        """Drop all images like these."""
+        self.gather.forget(images)
+        self.balanced.forget(images)
+
+    def remember(self, images: Tensor, classes: Tensor, step: Callable[[Tensor, int], bool]) -> None:
+        """Put images into the balanced memory, and make the step that is due.
+
+        Args:
+            step: makes a step on images, so many of them new, or none yet; returns whether they may stay.
+        """
+        memory = self.balanced.of(images).added(images, classes)
+        if not memory.ready:
+            self.balanced.put(images, memory)
+            return
+        assert memory.images is not None, "a memory that is ready holds images"
+        if step(memory.images, memory.new):
+            self.balanced.learned(images, memory)
+        else:
+            self.balanced.forget(images)
+
+    def state(self) -> dict[str, Any]:
+        """Return what waits, and how it stands."""
+        return {
+            "waiting": self.gather.state()["waiting"],
+            "memories": self.balanced.state()["memories"],
+            "stands": (self._few, self._gathering, self._runs, self._calm),
+        }
+
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from a state."""
+        self.gather.load(state, device)
+        self.balanced.load(state, device)
+        self._few, self._gathering, self._runs, self._calm = state["stands"]

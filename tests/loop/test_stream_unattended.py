@@ -1,0 +1,296 @@
+"""A stream that is left alone: it decides what to learn together, watches over itself, and says so."""
+
+import copy
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import undrift
+from stream_support import equal
+from support import convnet, images
+from undrift.likelihood import Teacher
+from undrift.loop.guard import REST
+from undrift.loop.pacing import ENOUGH, Pacing
+from undrift.loop.stream_report import StreamEvent, StreamReport
+from undrift.stream import Stream, stream
+
+
+def seed() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+class Colours(nn.Module):
+    """Says which of three channels is the brightest; its batch norm expects all three equally often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm, self.last = nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3), nn.Linear(3, 3)
+        # It looks at the left half only, so a view of an image is another look at it.
+        with torch.no_grad():
+            self.mix.weight.copy_(torch.eye(3)[:, :, None, None])
+            self.last.weight.copy_(4 * torch.eye(3))
+            self.last.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.mix(x))[..., :4].mean((2, 3)))
+
+
+def colours(labels: Tensor, number: int = 0) -> Tensor:
+    """Return images whose brightest channel is their label; their left and right halves differ."""
+    g = torch.Generator().manual_seed(number)
+    halves = 0.4 * torch.randn(len(labels), 3, 1, 2, generator=g)
+    x = 0.3 * torch.randn(len(labels), 3, 8, 8, generator=g) + halves.repeat_interleave(4, 3)
+    x[torch.arange(len(labels)), labels] += 2.0
+    return x
+
+
+def trained() -> Colours:
+    net = Colours()
+    with torch.no_grad():  # statistics of the source domain
+        net.train()
+        net.norm.momentum = None
+        for number in range(4):
+            net(colours(torch.arange(300) % 3, number))
+    return net.eval()
+
+
+def mixed(count: int, number: int = 0) -> tuple[Tensor, Tensor]:
+    labels = torch.randint(3, (count,), generator=torch.Generator().manual_seed(number))
+    return colours(labels, number), labels
+
+
+def default(net: nn.Module, batches: list[Tensor], **settings: object) -> Stream:
+    return stream(net, batches, generator=seed(), seed=0, **settings)
+
+
+def kinds(going: Stream) -> list[str]:
+    return [event.kind for event in going.report.events]
+
+
+def test_an_ordinary_stream_needs_no_decision() -> None:
+    going = default(trained(), [mixed(66, number)[0] for number in range(6)])
+    right = sum(int((p.label == mixed(66, n)[1]).sum()) for n, p in enumerate(going))
+    assert right > 0.95 * 6 * 66
+    assert kinds(going) == []
+    assert going.report.steps == 6
+
+
+@pytest.mark.parametrize("size", [1, 4, 24])
+def test_few_images_are_answered_at_once_and_learned_together(size: int) -> None:
+    x, labels = mixed(144)
+    going = default(trained(), list(x.split(size)))
+    answers = torch.cat([p.label for p in going])
+    assert float((answers == labels).float().mean()) > 0.95
+    assert kinds(going) == ["gather on"]
+    assert going.report.steps == 144 // (-(-ENOUGH // size) * size)
+
+
+def test_a_run_of_one_class_is_answered_by_the_statistics_kept_and_learned_from_a_memory() -> None:
+    runs = [torch.full((70,), number % 3) for number in range(9)]
+    batches = [colours(labels, number) for number, labels in enumerate(runs)]
+    tent = list(stream(trained(), batches, method="tent"))
+    going = default(trained(), batches)
+    ours = list(going)
+
+    def right(answers: list[undrift.Prediction]) -> float:
+        return sum(int((p.label == labels).sum()) for p, labels in zip(answers, runs, strict=True)) / (9 * 70)
+
+    assert right(tent) < 0.6
+    assert right(ours) > 0.9
+    assert kinds(going)[0] == "balanced on"
+    assert "went back" not in kinds(going)
+    assert going.pacing is not None
+    (memory,) = going.pacing.balanced.memories.values()
+    assert memory.images is not None
+    assert len(memory.images) <= memory.room
+    assert len(set(memory.classes)) >= 2
+
+
+def test_the_decisions_of_pacing_by_hand() -> None:
+    report = StreamReport()
+    pacing = Pacing(report)
+    assert pacing.sample(0.05, 0.01, 0.0)  # too little to matter
+    assert pacing.sample(0.3, 0.1, 0.11)  # too unsure
+    assert pacing.sample(0.4, 0.3, 0.01)  # a hard domain
+    assert not pacing.sample(0.3, 0.1, 0.05)
+    assert not pacing.sample(0.3, 0.1, 0.05)
+    assert [event.kind for event in report.events] == ["balanced on"]
+    assert all(pacing.sample(0.0, 0.0, 0.1) for _ in range(10))
+    assert [event.kind for event in report.events] == ["balanced on", "balanced off"]
+    assert pacing.whole(torch.zeros(ENOUGH, 1))
+    assert not pacing.whole(torch.zeros(1, 1))
+    assert len(report.events) == 2  # a single small batch may end a folder
+    assert not pacing.whole(torch.zeros(1, 1))
+    assert report.events[-1] == StreamEvent(
+        0, "gather on", "batches of 1 are few for a step; one is made every 64 images"
+    )
+
+
+def test_a_new_domain_is_noted() -> None:
+    def dark(x: Tensor) -> Tensor:
+        return 0.2 * x - 3
+
+    batches = [mixed(70, number)[0] for number in range(4)]
+    going = default(trained(), [*batches, *map(dark, batches)])
+    list(going)
+    assert set(kinds(going)) == {"domain changed"}
+    assert going.report.events[0].images == 4 * 70
+
+
+def test_the_user_may_force_either() -> None:
+    x = list(mixed(140)[0].split(70))
+    assert default(trained(), x, gather=32).pacing is None
+    assert default(trained(), x, gather=32, balanced=True).pacing is None
+    assert default(trained(), x, guard=False).guard is None
+    assert default(trained(), x).guard is not None
+    assert stream(trained(), x, method="tent").guard is None
+    assert stream(trained(), x, method="tent", guard=True).guard is not None
+    assert default(trained(), x, episodic=True).pacing is None
+
+
+def test_a_network_without_batch_norm_learns_from_every_batch() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    going = default(net, list(images(6).split(1)))
+    assert [len(p) for p in going] == [1] * 6
+    assert going.pacing is None
+    assert going.report.steps == 6
+    assert going.report.events == ()
+
+
+def mixture() -> list[Tensor]:
+    """Return batches of which some are few, some a run, and some of another domain."""
+    ordinary = [mixed(66, number)[0] for number in range(4)]
+    runs = [colours(torch.full((66,), number % 3), number) for number in range(3)]
+    return [*ordinary, *ordinary[0].split(20), *runs, *(x - 3 for x in ordinary)]
+
+
+def test_it_resumes_bit_for_bit() -> None:
+    whole = default(trained(), mixture())
+    expected = list(whole)
+    assert {"gather on", "balanced on"} <= set(kinds(whole))
+    for stop in (3, 6, 9):
+        first = default(trained(), mixture()[:stop])
+        got = list(first)
+        file = io.BytesIO()
+        torch.save(first.state_dict(), file)
+        file.seek(0)
+        second = default(trained(), mixture()[stop:])
+        second.load_state_dict(torch.load(file, weights_only=True))
+        got += list(second)
+        assert all(equal(a, b) for a, b in zip(got, expected, strict=True))
+        assert second.report == whole.report
+        assert second.report.events == whole.report.events
+
+
+def test_a_state_without_guard_or_pacing_is_refused() -> None:
+    going = default(trained(), mixture())
+    next(going)
+    for part in ("guard", "pacing"):
+        state = {name: value for name, value in going.state_dict().items() if name != part}
+        with pytest.raises(undrift.PerturbationMismatch, match=rf"without {part}"):
+            default(trained(), []).load_state_dict(state)
+
+
+def test_the_state_does_not_grow() -> None:
+    going = default(trained(), [mixed(66, number % 5)[0][: 66 if number % 3 else 7] for number in range(60)])
+
+    def size() -> int:
+        file = io.BytesIO()
+        torch.save(going.state_dict(), file)
+        return len(file.getvalue())
+
+    for _ in range(40):
+        next(going)
+    before = size()
+    list(going)
+    assert size() <= 1.05 * before
+
+
+def collapsing(toward: int = 0) -> Callable[[Tensor], Tensor]:
+    def loss(logits: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, torch.full((len(logits),), toward))
+
+    return loss
+
+
+def test_the_guard_goes_back_when_the_network_collapses_and_at_last_lets_the_source_answer() -> None:
+    x, labels = mixed(66)
+    net = trained()
+    going = stream(undrift.perturb(net, norm_statistics="source"), [x] * 60, collapsing(), lr=1.0, guard=True)
+    answers = list(going)
+    assert kinds(going)[:1] == ["went back"]
+    assert "source answers" in kinds(going)
+    assert going.report.resets > 0
+    told = next(event for event in going.report.events if event.kind == "source answers")
+    assert f"{REST:,} images" in told.why
+    assert "collapsed" in told.why
+    resting = answers[told.images // 66 + 1]
+    assert float((resting.label == labels).float().mean()) > 0.95
+    assert "decisions" in str(going.report)
+
+
+def test_the_guard_goes_back_to_the_last_sound_state_first() -> None:
+    x, _ = mixed(66)
+    ruined = False
+
+    def loss(logits: Tensor) -> Tensor:
+        return collapsing()(logits) if ruined else 0 * logits.sum()
+
+    model = undrift.perturb(trained(), norm_statistics="source", layers=(), test_samples=0, kl_weight=0.0)
+    going = stream(model, [x] * 60, loss, lr=0.5, guard=True)
+    for _ in range(14):
+        next(going)
+    assert going.guard is not None
+    good = copy.deepcopy(going.guard._good)
+    assert good is not None
+    ruined = True
+    while "went back" not in kinds(going):
+        next(going)
+    assert going.report.events[-1].why.startswith("to the last sound state; ")
+    for name, tensor in good["model"].items():
+        if not name.startswith("key."):
+            assert torch.equal(undrift.Perturbed.state_dict(model)[name], tensor)
+
+
+def test_the_guard_never_acts_on_a_healthy_stream_and_changes_no_answer_of_it() -> None:
+    batches = [mixed(66, number % 7)[0] for number in range(30)]
+    for method in ("undrift", "tent", "norm-stats", "source"):
+        settings = {"seed": 0} if method == "undrift" else {}
+        guarded, free = (
+            stream(trained(), batches, method=method, generator=seed(), guard=guard, **settings)
+            for guard in (True, False)
+        )
+        assert all(equal(a, b) for a, b in zip(guarded, free, strict=True))
+        assert kinds(guarded) == []
+
+
+def test_the_guard_answers_for_a_network_that_is_less_consistent_than_its_source() -> None:
+    net = trained()
+    runs = [colours(torch.full((66,), number % 3), number) for number in range(4)]
+    free = list(stream(trained(), runs, method="norm-stats"))
+    going = stream(net, runs, method="norm-stats", guard=True)
+    guarded = list(going)
+    assert float((free[0].label == 0).float().mean()) < 0.6
+    assert float((guarded[0].label == 0).float().mean()) > 0.95
+    assert "less consistent" in going.report.events[0].why
+
+
+def test_the_guard_sees_no_dropout_and_costs_one_look_in_twelve_batches() -> None:
+    net = nn.Sequential(trained(), nn.Dropout()).train()
+    modes: list[bool] = []
+    net[1].register_forward_hook(lambda m, *_: modes.append(m.training))
+    going = stream(net, [mixed(66)[0]] * 13, method="norm-stats", guard=True)
+    list(going)
+    assert not any(modes)
+    assert len(modes) == 13 + 2 * 4  # two looks, at the first and the last batch, of four passes each
+
+
+def test_a_teacher_of_ones_own_is_left_as_it_was() -> None:
+    model = undrift.perturb(convnet())
+    going = stream(model, [images(8)], Teacher(views=()))
+    assert going.pacing is None
+    assert going.guard is None
