@@ -1,5 +1,4 @@
-"""Claim: `undrift.perturb` works as it is on the architectures people have, from torchvision, timm, Hugging Face and
-MONAI.
+"""Claim: `undrift.perturb` works on the architectures people have, of torchvision, timm, Hugging Face and MONAI.
 
 For each network (random weights): how many learnables; whether `off()` and `remove()` give the source's outputs bit for
 bit and leave the state as it was; whether one Adam step on entropy + KL lowers that loss under the same noise; whether
