@@ -1,8 +1,8 @@
-# make env | demo | test | test-all | lint | docs. Each makes what it needs; a bare machine with Python 3.10 or newer is enough.
+# make env | demo | test | test-all | test-models | release-check | lint | docs. Each makes what it needs; a bare machine with Python 3.10 or newer is enough.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: env demo test test-all lint docs
+.PHONY: env demo test test-all test-models release-check lint docs
 env: .venv/.done
 
 .venv/.done: pyproject.toml bench/pyproject.toml constraints.txt
@@ -28,6 +28,20 @@ test: env
 # Everything; the end of the output lists what needs a GPU where there is none.
 test-all: .venv/.tests
 	$(PYTEST)
+
+# Real networks of timm, torchvision, transformers and MONAI beside the newest PyTorch; some gigabytes.
+.venv-models/.done: pyproject.toml bench/pyproject.toml constraints-models.txt
+	$(PYTHON) -m venv .venv-models
+	.venv-models/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-models.txt \
+	  -e ".[dev,examples]" -e "./bench[digits]"
+	touch $@
+
+test-models: .venv-models/.done
+	OMP_NUM_THREADS=1 .venv-models/bin/python -m pytest -n 2 --dist worksteal tests/real_models
+
+# Build the release, check it, and run README's example from its wheel in an empty environment.
+release-check: env
+	$(BIN)/python tests/support/release.py --out dist
 
 lint: env
 	$(BIN)/ruff check .

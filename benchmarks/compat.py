@@ -1,4 +1,4 @@
-"""Claim: `undrift.perturb` works as it is on the architectures people have, from torchvision, timm and Hugging Face.
+"""Claim: `undrift.perturb` works on the architectures people have, of torchvision, timm, Hugging Face and MONAI.
 
 For each network (random weights): how many learnables; whether `off()` and `remove()` give the source's outputs bit for
 bit and leave the state as it was; whether one Adam step on entropy + KL lowers that loss under the same noise; whether
@@ -45,6 +45,15 @@ NETWORKS: dict[str, tuple[str, str, int]] = {
     "EfficientNet-B0, padding of its own": ("timm", "tf_efficientnet_b0", 96),
     "ViT (Hugging Face)": ("transformers", "ViT", 224),
     "ConvNeXt (Hugging Face)": ("transformers", "ConvNext", 96),
+    "DenseNet-121 (MONAI)": ("monai", "DenseNet121", 96),
+    "UNet (MONAI)": ("monai", "UNet", 96),
+    "SegResNet (MONAI)": ("monai", "SegResNet", 96),
+    "SwinUNETR (MONAI)": ("monai", "SwinUNETR", 96),
+}
+
+# What MONAI's networks need besides their channels.
+MONAI: dict[str, dict[str, Any]] = {
+    "UNet": {"channels": (16, 32, 64, 128, 256), "strides": (2, 2, 2, 2), "norm": "batch"}
 }
 
 COLUMNS = (
@@ -69,6 +78,9 @@ def build(name: str) -> nn.Module:
         net = getattr(importlib.import_module("torchvision.models"), call)(weights=None, num_classes=10)
     elif library == "timm":
         net = module.create_model(call, pretrained=False, num_classes=10)
+    elif library == "monai":
+        nets = importlib.import_module("monai.networks.nets")
+        net = getattr(nets, call)(spatial_dims=2, in_channels=3, out_channels=10, **MONAI.get(call, {}))
     else:
         config = getattr(module, f"{call}Config")(num_labels=10)
         net = getattr(module, f"{call}ForImageClassification")(config)

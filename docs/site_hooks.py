@@ -1,4 +1,4 @@
-"""MkDocs hooks: put the records, notes and changelog, which lie outside docs/, on the site.
+"""MkDocs hooks: put the records, notes, examples and changelog, which lie outside docs/, on the site.
 
 In the repository a page links to them as `../../benchmarks/results/offline.md`. On the site the same files lie below
 the root of the pages, so each such link loses the one `../` that would lead out of docs/.
@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/NOTES.md", "benchmarks/results/*.*")
+SHOWN = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/NOTES.md", "benchmarks/results/*.*", "examples/*.*")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -28,4 +28,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
         return re.sub(r"\]\((?:\.\./)*docs/", lambda link: link[0].replace("docs/", ""), markdown)
     up = "../" * page.file.src_uri.count("/")
-    return re.sub(rf"\]\({re.escape(up)}\.\./(?=benchmarks/|CHANGELOG|CONTRIBUTING)", f"]({up}", markdown)
+    return re.sub(rf"\]\({re.escape(up)}\.\./(?=benchmarks/|examples/|CHANGELOG|CONTRIBUTING)", f"]({up}", markdown)

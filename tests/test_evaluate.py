@@ -2,12 +2,20 @@
 
 import statistics
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MultilabelAveragePrecision,
+)
 
 import undrift
 from support import convnet, images, same, snapshot
@@ -45,6 +53,47 @@ def test_offline_is_the_metrics_of_predict() -> None:
     assert found.scores.aurc == pytest.approx(selective.aurc(confidence, right))
     assert found.scores.augrc == pytest.approx(selective.augrc(confidence, right))
     assert found.risks == pytest.approx(selective.curve(confidence, right))
+
+
+def test_metrics_of_torchmetrics_are_columns(tmp_path: Path) -> None:
+    net, data = convnet(), {"north": labelled(0), "south": labelled(5)}
+    f1, accuracy = MulticlassF1Score(5), MulticlassAccuracy(5, average=None)
+    report = evaluate(net, data, metrics={"F1": f1, "by class": accuracy})
+    for name, result in zip(data, report.results, strict=True):
+        x, y = both(data[name])
+        answers = predict(net, x).label
+        assert result.metrics["F1"] == pytest.approx(float(MulticlassF1Score(5)(answers, y)))
+        assert len(result.metrics["by class"]) == 5  # type: ignore[arg-type]
+    header, *_, mean = str(report).splitlines()
+    assert header.endswith("AURC × 100     F1")
+    assert mean.endswith(f"{report.summary['F1']:.3f}")
+    report.save(tmp_path / "report.json")
+    assert undrift.Report.load(tmp_path / "report.json") == report
+    both_of_them = evaluate(net, data["north"], metrics=MetricCollection([f1, MulticlassAccuracy(5)]))
+    assert both_of_them.results[0].metrics.keys() == {"MulticlassF1Score", "MulticlassAccuracy"}
+
+
+def test_metrics_see_the_probability_of_each_label() -> None:
+    net, x, y = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), torch.rand(8, 3, 2, 2), torch.randint(2, (8, 3))
+    model = undrift.perturb(net, outputs="sigmoid")
+    (found,) = evaluate(model, [(x, y)], metrics=[MultilabelAveragePrecision(3)], samples=0).results
+    with model.off():
+        known = MultilabelAveragePrecision(3)(net(x).sigmoid(), y)
+    assert found.metrics["MultilabelAveragePrecision"] == pytest.approx(float(known))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "fact"),
+    [
+        ([MulticlassF1Score], "is a class or has no update"),
+        ([F.nll_loss], "metric 'function' .*needed: update"),
+        ([MulticlassF1Score(5), MulticlassF1Score(5, average="micro")], "two metrics are called 'MulticlassF1Score'"),
+        ([MulticlassConfusionMatrix(5)], r"a tensor of shape \(5, 5\)"),
+    ],
+)
+def test_what_is_no_metric_is_named(metrics: Any, fact: str) -> None:
+    with pytest.raises(undrift.OptionError, match=fact):
+        evaluate(convnet(), labelled(0), metrics=metrics)
 
 
 def test_draws_are_reproducible_and_differ_from_batch_to_batch() -> None:

@@ -130,6 +130,15 @@ def test_methods_of_whole_images_refuse_pixels(method: str) -> None:
         next(undrift.stream(Segmenter(), [images()], method="roid"))
 
 
+def test_cotta_says_that_a_network_of_one_size_is_not_for_it() -> None:
+    class Fixed(Segmenter):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x + torch.zeros(16, 16))  # as position embeddings are added
+
+    with pytest.raises(undrift.OutputError, match=r"failed on images of 8×8 .*CoTTA looks at images at seven sizes"):
+        next(undrift.stream(Fixed(), [images()], method="cotta"))
+
+
 def test_fast_answers_and_temperature_are_of_whole_images() -> None:
     model = undrift.perturb(Segmenter())
     with pytest.raises(undrift.OutputError, match="each pixel"):

@@ -139,7 +139,7 @@ def test_the_kl_and_its_first_two_derivatives_are_those_of_the_formula() -> None
         torch.testing.assert_close(got, known, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of forward AD
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # of forward AD
 def test_compiled_and_forward_mode_kls_are_the_same() -> None:
     """What has no gradient of ours goes by the plain operators: the same value, and the same slope."""
     model = undrift.perturb(convnet(), init_fraction=0.3)

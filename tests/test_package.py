@@ -1,5 +1,6 @@
 """The package as a user installs it."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import release
 import undrift
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +75,24 @@ def test_the_built_wheel_installs_and_imports(tmp_path: Path) -> None:
         text=True,
     )
     assert "1 of 1 layers perturbed" in result.stdout
+
+
+@pytest.mark.slow
+def test_the_release_builds_and_its_wheel_runs_the_readme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("build")
+    pytest.importorskip("twine")
+    release.main(["--out", str(tmp_path / "dist"), "--borrow"])
+    assert "the README's example ran" in capsys.readouterr().out
+
+
+def test_every_module_is_python_3_10() -> None:
+    for file in (ROOT / "src" / "undrift").rglob("*.py"):
+        ast.parse(file.read_text(encoding="utf-8"), file.name, feature_version=(3, 10))
+
+
+def test_the_citation_names_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {metadata.version('undrift')}\n" in text
 
 
 JOURNEY = """

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.images import FileDomain, TensorDomain
 from undrift.judge.metrics import Tally
+from undrift.judge.own_metrics import Metric, OwnMetrics
 from undrift.judge.report import Report, Result, Role
 from undrift.packs.packing import written_by
 from undrift.posterior.batch import images_of
@@ -32,6 +34,7 @@ def evaluate(
     model: nn.Module,
     data: Loader | Mapping[str, Loader],
     *,
+    metrics: Mapping[str, Metric] | Iterable[Metric] = (),
     samples: int | None = None,
     temperature: float = 1.0,
     generator: torch.Generator | int | None = None,
@@ -46,6 +49,9 @@ def evaluate(
         model: a perturbed network, or any classifier.
         data: a loader of images with labels (tuples or dicts), an `undrift.images` domain, or a mapping from names to
             such.
+        metrics: more metrics, such as `[torchmetrics.F1Score("multiclass", num_classes=7)]`, or a mapping from names to
+            metrics. Each gets probabilities and the loader's labels, starts afresh on each domain, and is in
+            `result.metrics` and in the printed table.
         samples: draws to average per prediction; 0 is the mean network. Default: the option `test_samples`.
         temperature: divides the logits.
         generator: a generator or a seed makes the draws reproducible.
@@ -63,7 +69,8 @@ def evaluate(
     warn_of_preprocess(model, *named.values())
     ask = _ask(model, samples, temperature, generator, mode)
     _warn_of_mean(model, samples)
-    results = tuple(_result(name, ask, loader, watch=watch) for name, loader in named.items())
+    own = OwnMetrics(metrics)
+    results = tuple(_result(name, ask, loader, watch=watch, own=own) for name, loader in named.items())
     if not results:
         raise DataError(
             "no domains were given; needed: a loader, or a mapping from names to loaders. Give at least one."
@@ -218,17 +225,25 @@ def _batches(loader: Loader) -> Iterable[Any]:
 
 
 def _result(
-    name: str, ask: Ask, loader: Loader, role: Role = "target", task: str = "", watch: Watch | None = None
+    name: str,
+    ask: Ask,
+    loader: Loader,
+    role: Role = "target",
+    task: str = "",
+    watch: Watch | None = None,
+    own: OwnMetrics | None = None,
 ) -> Result:
-    tally = Tally()
+    tally, own = Tally(), own or OwnMetrics()
+    own.start()
     for item in _batches(loader):
         # Labels first: a loader without labels should fail before a forward pass.
         labels = labels_of(item)
         prediction = ask(images := images_of(item))
         tally.add(prediction.probs, labels, prediction.label)
+        own.add(prediction.probs, labels)
         if watch is not None:
             watch(images, prediction, labels)
-    return _scored(name, tally, role, task)
+    return replace(_scored(name, tally, role, task), metrics=own.values())
 
 
 def _scored(name: str, tally: Tally, role: Role = "target", task: str = "") -> Result:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import undrift
 from undrift import DataError, OptionError, UndriftWarning
-from undrift.cli.model_packages import of_huggingface, of_timm, of_torchvision
+from undrift.cli.model_packages import of_huggingface, of_processor, of_timm, of_torchvision
 from undrift.cli.models import load_model, parse_arguments
 from undrift.images import Preprocess
 from undrift_bench import zoo
@@ -216,7 +216,7 @@ def test_huggingface(monkeypatch: pytest.MonkeyPatch) -> None:
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
     }
-    processor = SimpleNamespace(to_dict=lambda: config)
+    processor = Processor(config, Preprocess((0.5,) * 3, (0.5,) * 3, (224, 224), None, "bicubic"))
     pretend(
         monkeypatch,
         "transformers",
@@ -227,6 +227,34 @@ def test_huggingface(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.classes == ("cat", "dog", "ant", "owl")
     assert found.preprocess == Preprocess((0.5,) * 3, (0.5,) * 3, (224, 224), None, "bicubic")
     assert asked == {"use_safetensors": True}
+
+
+class Processor:
+    """An image processor that does something else than its configuration says, or the same."""
+
+    def __init__(self, config: dict[str, Any], does: Preprocess) -> None:
+        self.config, self.does = config, does
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.config
+
+    def __call__(self, image: Any, return_tensors: str) -> dict[str, Tensor]:
+        assert return_tensors == "pt"
+        return {"pixel_values": self.does(torch.from_numpy(image).permute(2, 0, 1)[None])}
+
+
+def test_an_image_processor_is_tried_on_an_image() -> None:
+    config = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": 64, "resample": 2}
+    said = Preprocess(resize=64, crop=64)
+    config["do_normalize"] = False
+    assert of_processor(Processor(config, said)) == said
+    for does, fact in (
+        (Preprocess(resize=73, crop=64), r"a Processor, whose images are \d\.\d grey levels from"),
+        (Preprocess(std=(0.5,) * 3, resize=64, crop=64), "grey levels"),
+        (Preprocess(resize=64), "whose images are 64×72 where its settings say 64×64"),
+    ):
+        with pytest.raises(OptionError, match=fact):
+            of_processor(Processor(config, does))
 
 
 def test_huggingface_without_an_image_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -272,6 +300,11 @@ def test_configurations() -> None:
     doubled = of_huggingface({**base, "do_resize": False, "rescale_factor": 2 / 255})  # to [0, 2]
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in IMAGENET)
     torch.testing.assert_close(doubled(image), (image * (2 / 255) - mean) / std)
+    # EfficientNet's: to [−1, 1] first; and divided once more with the classifier.
+    shifted = of_huggingface({**base, "do_resize": False, "rescale_factor": 2 / 255, "rescale_offset": True})
+    torch.testing.assert_close(shifted(image), (image * (2 / 255) - 1 - mean) / std)
+    twice = of_huggingface({**base, "do_resize": False, "include_top": True})
+    torch.testing.assert_close(twice(image), (image / 255 - mean) / std / std)
     unchanged = of_huggingface({"do_resize": False, "do_rescale": False, "do_normalize": False, "resample": 2})
     torch.testing.assert_close(unchanged(image), image.float())
 

@@ -36,6 +36,7 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     streams = SimpleNamespace(get_current_stream=lambda device: 100 + device)
     monkeypatch.setattr(runtime.driver, "_active", streams)
+    monkeypatch.setattr("undrift.kernels.triton.launch._runs_directly", lambda: True)
     return Kernel()
 
 

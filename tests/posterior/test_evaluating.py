@@ -105,7 +105,7 @@ def test_modules_that_hold_their_flag_in_another_way_are_asked() -> None:
     assert seen == [False, True]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_scripted_part() -> None:
     scripted = classifier(torch.jit.trace(nn.Sequential(nn.Linear(2, 2)), torch.zeros(1, 2)))
     assert not any(asked(scripted))

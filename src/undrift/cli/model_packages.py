@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.images.preprocess import Preprocess
@@ -21,6 +22,8 @@ Found = tuple[nn.Module, Preprocess | None, tuple[str, ...] | None]
 PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
 PROCESSOR = "preprocessor_config.json"
 """Hugging Face's file of a network's preprocessing."""
+LEVELS = 1
+"""Grey levels by which a smooth image may differ from Hugging Face's on average: rounding, crops half a pixel off."""
 RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers for interpolations, which Hugging Face stores."""
 
@@ -59,19 +62,18 @@ def huggingface(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found
         return auto.from_config(package.AutoConfig.from_pretrained(name, **arguments))
 
     network = _made(f"hf:{name}", make)
-    config = _processor(package, name)
+    processor = _processor(package, name)
     labels = getattr(network.config, "id2label", None) or {}
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
     # Default names (LABEL_0, LABEL_1, …) say less than numbers.
     known = names if names and not all(n.startswith("LABEL_") for n in names) else None
-    return network, None if config is None else understood(of_huggingface, config), known
+    return network, None if processor is None else understood(of_processor, processor), known
 
 
-def _processor(package: Any, name: str) -> Mapping[str, Any] | None:
-    """Return the configuration of a network's image processor, or None if its folder has none."""
+def _processor(package: Any, name: str) -> Any:
+    """Return a network's image processor, or None if its folder has none."""
     try:
-        found: Mapping[str, Any] = package.AutoImageProcessor.from_pretrained(name).to_dict()
-        return found
+        return package.AutoImageProcessor.from_pretrained(name)
     except Exception as error:
         if isinstance(error, OSError) and Path(name).is_dir() and not Path(name, PROCESSOR).exists():
             return None
@@ -117,6 +119,30 @@ def of_torchvision(transforms: Any) -> Preprocess:
         raise _cannot(f"torchvision's {type(transforms).__name__} ({error})") from error
 
 
+def of_processor(processor: Any) -> Preprocess:
+    """Return the preprocessing of an image processor, tried on an image: not all do what their configuration says."""
+    read, name = of_huggingface(processor.to_dict()), type(processor).__name__
+    ours, theirs = _tried(processor, read)
+    if ours.shape != theirs.shape:
+        raise _cannot(f"a {name}, whose images are {_by(theirs)} where its settings say {_by(ours)}")
+    apart = 255 * float(((theirs - ours) * torch.tensor(read.std).view(-1, 1, 1)).abs().mean())
+    if apart > LEVELS:
+        raise _cannot(f"a {name}, whose images are {apart:.1f} grey levels from what its settings say")
+    return read
+
+
+def _tried(processor: Any, read: Preprocess) -> tuple[Tensor, Tensor]:
+    """Return what our preprocessing and the processor make of one smooth image."""
+    rows, columns = torch.linspace(0, 255, 300)[:, None], torch.linspace(0, 255, 340)
+    planes = (rows + 0 * columns, columns + 0 * rows, (rows + columns) / 2)
+    image = torch.stack(planes).byte()[: read.channels]
+    return read(image[None]), processor(image.permute(1, 2, 0).numpy(), return_tensors="pt")["pixel_values"]
+
+
+def _by(images: Tensor) -> str:
+    return "×".join(map(str, images.shape[-2:]))
+
+
 def of_huggingface(config: Mapping[str, Any]) -> Preprocess:
     """Return the preprocessing of an image processor's configuration."""
     size, crop_size = _sizes(config.get("size")), _sizes(config.get("crop_size"))
@@ -137,9 +163,14 @@ def of_huggingface(config: Mapping[str, Any]) -> Preprocess:
     std = config.get("image_std") if normal else None
     # undrift divides by 255 first; Hugging Face multiplies by a factor, or not at all.
     factor = 255 * (config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0)
+    means, deviations = list(mean or [0.0] * channels), list(std or [1.0] * channels)
+    if config.get("rescale_offset"):  # EfficientNet's: [−1, 1] before the mean
+        means = [m + 1 for m in means]
+    if config.get("include_top") and config.get("image_std"):  # EfficientNet's, which divides once more
+        deviations = [s * again for s, again in zip(deviations, config["image_std"], strict=True)]
     return _preprocess(
-        [round(m / factor, 10) for m in mean or [0.0] * channels],
-        [round(s / factor, 10) for s in std or [1.0] * channels],
+        [round(m / factor, 10) for m in means],
+        [round(s / factor, 10) for s in deviations],
         resize,
         crop,
         RESAMPLE.get(config.get("resample", 2), str(config.get("resample"))),

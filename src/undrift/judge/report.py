@@ -33,6 +33,7 @@ class Result:
             the network as it was before.
         task: which adaptation it belongs to, if there are several.
         risks: the share of wrong answers among the surest 2 %, 4 %, …, 100 %; empty in reports saved without it.
+        metrics: the values of the metrics that `evaluate` was given, by name; a tuple where there is one per class.
     """
 
     domain: str
@@ -41,6 +42,7 @@ class Result:
     role: Role = "target"
     task: str = ""
     risks: tuple[float, ...] = ()
+    metrics: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Report:
         target = self.of("target")
         out = {name: _mean(target, name) for name in ("error", "nll", "brier", "ece")}
         out |= {name: _mean(target, name) for name in ("aurc", "augrc", "miou") if _has(target, name)}
+        out |= {name: sum(values) / len(values) for name, values in _own(target).items()}
         if self.setting == "generalized":
             source, both = _mean(self.of("source"), "accuracy"), [self.harmonic(t) for t in self.tasks]
             out |= {"source_accuracy": source, "target_accuracy": 1 - out["error"]}
@@ -178,18 +181,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], rule_before: Ite
 
 def _by_domain(report: Report) -> str:
     target, summary = report.of("target"), report.summary
-    rows = [_row(" / ".join(filter(None, (r.task, r.domain))), r.scores) for r in target]
+    own = _own(target)
+    rows = [[*_row(" / ".join(filter(None, (r.task, r.domain))), r.scores), *_numbers(r.metrics, own)] for r in target]
     rules = [0]
     if len(target) > 1:
         rules.append(len(rows))
-        rows.append(["mean", "", _percent(summary["error"]), *_rest(summary)])
+        rows.append(["mean", "", _percent(summary["error"]), *_rest(summary), *_numbers(summary, own)])
     source = [("before", r) for r in report.of("source before")] + [("after", r) for r in report.of("source")]
     if source:
         rules.append(len(rows))
-        rows += [_row(f"{r.domain}, {when}", r.scores) for when, r in source]
+        rows += [[*_row(f"{r.domain}, {when}", r.scores), *_numbers(r.metrics, own)] for when, r in source]
     header = ["domain", "images", "error %", "NLL", "Brier", "ECE %", AURC]
     if "miou" in summary:
         header[1], header[7:] = "pixels", ["mIoU %"]
+    header += own
     text = table(header, rows, rules)
     if "forgetting" in summary:
         change = 100 * summary["forgetting"]
@@ -227,6 +232,17 @@ def _rest(values: Mapping[str, Any]) -> list[str]:
     return rest if values.get("miou") is None else [*rest, _percent(values["miou"])]
 
 
+def _own(results: Sequence[Result]) -> dict[str, list[float]]:
+    """Return the metrics that are one number on each of the results, by name."""
+    names = results[0].metrics if results else ()
+    values = {name: [r.metrics.get(name) for r in results] for name in names}
+    return {name: found for name, v in values.items() if len(found := [x for x in v if isinstance(x, float)]) == len(v)}
+
+
+def _numbers(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    return [f"{values[name]:.3f}" if name in values else "–" for name in names]
+
+
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
@@ -246,4 +262,6 @@ def _result(values: Mapping[str, Any]) -> Result:
         raise ValueError(f"role {values['role']!r}")
     reliability = Reliability(**{k: tuple(v) for k, v in values["reliability"].items()})
     risks = tuple(values.get("risks", ()))
-    return Result(values["domain"], Scores(**values["scores"]), reliability, values["role"], values["task"], risks)
+    metrics = {k: tuple(v) if isinstance(v, list) else v for k, v in values.get("metrics", {}).items()}
+    scores = Scores(**values["scores"])
+    return Result(values["domain"], scores, reliability, values["role"], values["task"], risks, metrics)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift._errors import OptionError
+from undrift._errors import OptionError, OutputError
 from undrift._types import Step, named_sources
 from undrift.answer.views import SAME, VIEWS, ReversibleView
 from undrift.likelihood.augment import Augment
@@ -88,13 +88,26 @@ class Cotta:
         if not bool(anchor.softmax(dim=1).amax(dim=1).mean() < self.threshold):
             return self.teacher.logits(step.model, step.images)
         if anchor.ndim > 2:
-            told = [view.answer(self.teacher.logits(step.model, view(step.images))) for view in _sizes(step.images)]
-            return torch.stack(told).mean(0)
+            return torch.stack([self._seen(step, view) for view in _sizes(step.images)]).mean(0)
         total = torch.zeros_like(anchor)
         for _ in range(self.views):
             view = self.augment(step.images, step.model.preprocess)
             total += self.teacher.logits(step.model, view)
         return total / self.views
+
+    def _seen(self, step: Step, view: ReversibleView) -> Tensor:
+        """Return the teacher's logits for a view of the pixels, back in their places."""
+        images = view(step.images)
+        try:
+            return view.answer(self.teacher.logits(step.model, images))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if images.shape == step.images.shape or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise OutputError(
+                f"the network failed on images of {images.shape[2]}×{images.shape[3]} ({error}); CoTTA looks at images "
+                f"at seven sizes, from {SIZES[0]:g} to {SIZES[-1]:g} times their own. Choose a method that needs no "
+                'other sizes, such as "undrift" or "tent", or larger images.'
+            ) from error
 
     def answer(self, logits: Tensor) -> Tensor:
         """Return the teacher's logits for this batch."""

@@ -10,7 +10,7 @@ from undrift.options import Options
 from undrift.posterior.select import plain_name
 
 ROLES = ("@classifier", "@bottleneck")
-CLASSIFIER_NAMES = ("classifier", "fc", "head", "last", "logits")  # fc2 counts too
+CLASSIFIER_NAMES = ("classifier", "classification_head", "fc", "head", "last", "logits")  # fc2 counts too
 
 
 def resolved(net: nn.Module, options: Options) -> Options:
