@@ -1,8 +1,9 @@
 """Question: do the views of images tell a batch of few classes from one that is a sample of its domain?
 
-WRN-40-2 on clean CIFAR-10 images and the development corruptions (severity 5), batches of 64 of all classes, of one, two,
-three and five; never the fifteen that results are reported on. The source network answers each batch and its mirror
-images, with the posterior of norm statistics that a stream uses before its first step: with the batch in it, and without.
+WRN-40-2 on clean CIFAR-10 images and the development corruptions (severity 5), batches of 64 of all classes, of one,
+two, three and five; never the fifteen that results are reported on. The source network answers each batch and its
+mirror images, with the posterior of norm statistics that a stream uses before its first step: with the batch in it, and
+without.
 
 The rule for the factor of `undrift.loop.pacing`: of 1.25, 1.5 and 2 the least at which no batch of all classes counts as
 misleading. Seen: 1.5, as one batch of speckle noise is at 1.3.
