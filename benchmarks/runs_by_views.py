@@ -5,8 +5,8 @@ two, three and five; never the fifteen that results are reported on. The source 
 mirror images, with the posterior of norm statistics that a stream uses before its first step: with the batch in it, and
 without.
 
-The rule for the factor of `undrift.loop.pacing`: of 1.25, 1.5 and 2 the least at which no batch of all classes counts as
-misleading. Seen: 1.5, as one batch of speckle noise is at 1.3.
+The rule for the factor of `undrift.loop.pacing`: of 1.25, 1.5 and 2 the least at which no batch of all classes counts
+as misleading. Seen: 1.5, as one batch of speckle noise is at 1.3.
 
 Command:   python benchmarks/runs_by_views.py --data ../shared/data
 Hardware:  one CPU core; a minute.

@@ -140,15 +140,12 @@ class DomainStatistics:
 
     @torch.no_grad()
     def foreign(self) -> bool:
-        """Return whether the last batch is of another domain: what was seen is worth no image now, in half the layers.
-
-        A batch of one class leaves it worth two or more.
-        """
+        """Return whether the last batch speaks against what was seen: worth fewer than N₀ images in half the layers."""
         told = [torch.stack([layer._batch[2][1], layer.worth[1]]) for layer in self.layers.values() if layer._batch]
         if not told:
             return False
         seen, before = torch.stack(told).median(0).values.tolist()
-        return bool(before >= TELLING and seen < 1)
+        return bool(before >= TELLING and seen < self.prior)
 
     @torch.no_grad()
     def take(self) -> bool:
