@@ -81,6 +81,7 @@ class Teacher:
         self._target = self._answer = torch.empty(0)
         self._images = 0
         self.statistics = DomainStatistics(prior_images)
+        self._without: How = "kept"  # how to normalise images that are not to count
         self.unattended = prior_images > 0
         self.new_domain = False  # whether the last step's images were of another domain than those before
         self._looked: tuple[Tensor, list[Tensor]] | None = None  # a batch, and the teacher's answers to its views
@@ -154,7 +155,7 @@ class Teacher:
     ) -> list[Tensor]:
         """Return the teacher's probabilities for each view of images by itself."""
         self._looked = None
-        return self._told(model, images, views, "batch" if counted else "kept")
+        return self._told(model, images, views, "batch" if counted else self._without)
 
     @torch.no_grad()
     def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
@@ -173,7 +174,9 @@ class Teacher:
         self._looked = images, counted[: len(sides)]
         other = sides[1] if len(sides) > 1 else other
         few = slice(None, None, -(-len(images) // COMPARED))
-        kept = self._told(model, images[few], [SAME, other], "kept")
+        # Of a domain that changed, statistics make a network answer with one class, as if it were sure.
+        self._without = "prior" if self.statistics.foreign() else "kept"
+        kept = self._told(model, images[few], [SAME, other], self._without)
         own, without = _apart(counted[0][few], counted[1][few]), _apart(kept[0], kept[1])
         error = (own - without).std() / len(own) ** 0.5
         found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
@@ -201,7 +204,9 @@ class Teacher:
             **self.teacher.state_dict(),
             "views": self._views.state(),
             "random": random,
-            **({"statistics": self.statistics.state_dict()} if self.statistics.layers else {}),
+            **(
+                {"statistics": self.statistics.state_dict(), "without": self._without} if self.statistics.layers else {}
+            ),
             **({"sure": self.sure.state()} if self.sure.most else {}),
         }
 
@@ -212,6 +217,7 @@ class Teacher:
         self._random.set_state(state["random"].cpu())
         self.sure.load(state.get("sure", {}), device_of(model))
         self.statistics.load_state_dict(state.get("statistics", {}), model)
+        self._without = state.get("without", "kept")
         self._step = self._looked = None
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ TELLING = 16
 
 FLOOR, TINY = 1e-4, 1e-12  # the least scatter, as a part of the variance; the least of all
 
-How = Literal["batch", "kept", "again"]
+How = Literal["batch", "kept", "prior", "again"]
 Moments = tuple[Tensor, Tensor]
 
 
@@ -62,6 +62,9 @@ class LayerStatistics:
             return self._answering
         if how == "kept":
             self._answering = _mixed(self.rows[0], self.rows[1], self.worth)
+            return self._answering
+        if how == "prior":
+            self._answering = self.rows[0][0], self.rows[1][0]
             return self._answering
         count = len(x)
         mean, var, scatter = _moments(x)
@@ -123,7 +126,8 @@ class DomainStatistics:
         """Normalise by these statistics for the length of a `with` block.
 
         Args:
-            how: "batch" counts the batch of each pass; "kept" leaves it out; "again" takes those of the last pass.
+            how: "batch" counts the batch of each pass; "kept" leaves it out; "prior" leaves out the domain as well;
+                "again" takes those of the last pass.
         """
         policies = [(policy, self.layers[policy.name]) for policy in _tracked(model) if policy.name in self.layers]
         try:
@@ -133,6 +137,15 @@ class DomainStatistics:
         finally:
             for policy, _ in policies:
                 policy.given = None
+
+    @torch.no_grad()
+    def foreign(self) -> bool:
+        """Return whether the last batch speaks against what was seen: worth fewer than N₀ images in half the layers."""
+        told = [torch.stack([layer._batch[2][1], layer.worth[1]]) for layer in self.layers.values() if layer._batch]
+        if not told:
+            return False
+        seen, before = torch.stack(told).median(0).values.tolist()
+        return bool(before >= TELLING and seen < self.prior)
 
     @torch.no_grad()
     def take(self) -> bool:
