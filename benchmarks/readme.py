@@ -14,6 +14,7 @@ import runpy
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ TWINS = {
     "vmp:paper": "vmp-sigma-0",
     "vmp-shot:paper": "vmp-shot-sigma-0",
     "vmp-roid": "roid",
+    "undrift-five-neighbours": "undrift-five-neighbours-sigma-0",
 }
+SHORT = 2_000  # images of each corruption that the ablation was run on
 ON_TWINS = {"error %": ("error", 100.0, 2), "NLL": ("nll", 1.0, 3), "ECE %": ("ece", 100.0, 1)}
 OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
@@ -198,7 +201,7 @@ def twins(request: Request) -> str:
                 pair = [[records[seed] for seed in shared] for records in both]
                 lines += [[place(part), title(rows[name]), *_beside(*pair), len(shared)]] if shared else []
                 found += [record for records in pair for record in records]
-    page, pacs_rows = main_tasks(request), {row.name: row for row in offline.rows}
+    page, pacs_rows = main_tasks(request), {row.name: row for row in (*offline.rows, *offline.ablation)}
     for name, other in TWINS.items():
         if name in pacs_rows and other in pacs_rows:
             pair = [[r for task in page.main for r in page.records(pacs_rows[each], task)] for each in (name, other)]
@@ -237,7 +240,7 @@ def ablation(request: Request) -> str:
     """Return `undrift` with one change each: what every part of it is worth."""
     heading = "**`undrift` with one change each.**"
     blocks = []
-    for part in stream_tables(request):
+    for part in stream_tables(replace(request, images=SHORT)):
         own = {row.name: row for row in part.rows}
         run = [row for row in part.bench.ablation if part.records(row)]
         if run and part.records(own["undrift"]):
@@ -247,16 +250,6 @@ def ablation(request: Request) -> str:
             lines = [[title(row), *(column.text(part.records(row)) for column in columns)] for row in rows]
             blocks.append(f"{place(part)}. {about(found)}\n\n{table(['', *(c.title for c in columns)], lines)}")
     return "\n".join([heading, "", *blocks]).rstrip("\n") if blocks else f"{heading} Not run yet."
-
-
-def trials(request: Request) -> str:
-    """Return what recipe_trials.py found on the development corruptions."""
-    found = saved(request, "recipe-trials")
-    heading = "**Which mean, which σ, which replay?** Development corruptions, three cycles."
-    if not found.get("trials"):
-        return f"{heading} Not run yet."
-    show: Callable[[Any], str] = runpy.run_path(str(Path(__file__).with_name("recipe_trials.py")))["table"]
-    return f"{heading} {found['hardware']}; torch {found['torch']}; {found['date']}.\n\n{show(found)}".rstrip("\n")
 
 
 def certain(request: Request) -> str:
@@ -398,7 +391,8 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/explanation/is-it-helping.md": {"helping": partial(of_script, "helping")},
     "docs/how-to/serve.md": {"serving": partial(of_script, "serving")},
     f"{RESULTS}/index.md": {"certain": certain},
-    "docs/explanation/noise.md": {"twins": twins, "ablation": ablation, "recipe-trials": trials},
+    "docs/explanation/noise.md": {"twins": twins, "ablation": ablation},
+    "docs/explanation/unattended.md": {"unattended": partial(of_script, "unattended")},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/packs.md": {"compression": partial(of_script, "compression"), "routing-times": routing_times},
     "docs/explanation/routing.md": {

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 import undrift
-from gather import write_beside
 from undrift.images.corrupt import DEVELOPMENT, corrupt
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import machine
@@ -50,6 +49,8 @@ def page(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the stream with and without packs, and write revisits.json."""
+    from gather import write_beside  # beside this script, which `readme.py` also reads from elsewhere
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import undrift
-from undrift.answer.views import mirror
+from undrift.answer.views import disagreement, mirror
 from undrift.images.corrupt import DEVELOPMENT, corrupt
 from undrift.loop.pacing import misleading
 from undrift.posterior.domain_statistics import DomainStatistics
@@ -71,7 +71,7 @@ def main() -> None:
                     with statistics.answering(model, how), torch.no_grad():
                         found.append(model(seen).softmax(1))
                 errors.append(float((found[0].argmax(1) != labels).float().mean()))
-                apart.append(0.5 * (found[0] - found[1]).abs().sum(1))
+                apart.append(disagreement(*found))
             error = float((apart[0] - apart[1]).std()) / BATCH**0.5
             told = misleading(float(apart[0].mean()), float(apart[1].mean()), error)
             row = {"images": name, "classes": kind, "errors": errors, "apart": [float(a.mean()) for a in apart]}

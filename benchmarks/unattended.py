@@ -260,7 +260,7 @@ def estimate(row: str, line: Line, asked: argparse.Namespace) -> float:
     return COST[row] * images / 150
 
 
-def table(result: Mapping[str, Any]) -> str:
+def table(result: Mapping[str, Any], events: bool = True) -> str:
     """Return errors after the first images as a Markdown table, and which bars hold."""
     rows = list(ROWS)
     lines = [f"| error % after the first {LEFT_OUT:,} | {' | '.join(rows)} |", "|---" * (len(rows) + 1) + "|"]
@@ -279,9 +279,18 @@ def table(result: Mapping[str, Any]) -> str:
         if line.name == "batches of 200" and ours is not None and bare is not None:
             held = "holds" if ours <= bare + 0.003 else "MISSED"
             said.append(f"- cost of the guard in the ordinary stream: {held} ({100 * (ours - bare):+.2f})")
-        said += [f"- {line.name}, {row}: {'; '.join(r['events'][:5])}" for row, r in found.items() if r.get("events")]
+        if events:
+            said += [
+                f"- {line.name}, {row}: {'; '.join(r['events'][:5])}" for row, r in found.items() if r.get("events")
+            ]
         said += [f"- {line.name}, {row}: {r['failed']}" for row, r in found.items() if "failed" in r]
     return "\n".join([*lines, "", *said])
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the table, and which bars hold, for the docs."""
+    machine_of = f"{result['hardware']}, torch {result['torch']}, {result['date']}"
+    return f"{table(result, events=False)}\n\n({machine_of}; {result['images']:,} images per corruption, seed 0.)"
 
 
 def main() -> None:

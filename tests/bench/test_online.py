@@ -266,7 +266,7 @@ def test_a_twin_has_the_prior_of_its_mean_and_no_noise() -> None:
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.LazyLinear(3)
     )
-    images = torch.rand(8, 3, 8, 8)
+    images = torch.rand(64, 3, 8, 8)
     net(images)
     found = {}
     for name in ("undrift", "undrift-sigma-0", "undrift-light-sigma-0"):

@@ -89,6 +89,14 @@ def combined(names: Sequence[str]) -> list[ReversibleView]:
     return views
 
 
+def disagreement(probs: Tensor, of_view: Tensor) -> Tensor:
+    """Return for each image whether its view has another label; of pixels, how many of them have.
+
+    Labels and not probabilities: a network that is sure of nothing changes few probabilities, and many labels.
+    """
+    return (probs.argmax(1) != of_view.argmax(1)).float().reshape(len(probs), -1).mean(1)
+
+
 class SafeViews:
     """Decides without labels which views are safe, from a network's answers to images and to their views.
 

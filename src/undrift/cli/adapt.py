@@ -52,8 +52,6 @@ def run(
 ) -> dict[str, Any]:
     """Adapt a network to unlabelled images and write a domain file.
 
-    Several GPUs or machines: torchrun --nproc-per-node 2 -m undrift adapt …
-
     Example: undrift adapt images/ --weights net.pt --out b.safetensors
     """
     import torch

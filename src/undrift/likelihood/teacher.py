@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse
+from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse, disagreement
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import by_the_batch, corrected_prior
 from undrift.likelihood.sure_images import SureImages
@@ -161,7 +161,7 @@ class Teacher:
     def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
         """Return how much views disagree with the batch's statistics, and without; the difference's standard error.
 
-        That is the mean of ½ Σ_c |p − p′| between an image and a view of it. A batch of one class, whose statistics are
+        That is the share of images that have another label than their view. A batch of one class, whose statistics are
         not those of the domain, makes the views of an image disagree. What was asked for it is kept for the step that
         follows.
         """
@@ -177,7 +177,7 @@ class Teacher:
         # Of a domain that changed, statistics make a network answer with one class, as if it were sure.
         self._without = "prior" if self.statistics.foreign() else "kept"
         kept = self._told(model, images[few], [SAME, other], self._without)
-        own, without = _apart(counted[0][few], counted[1][few]), _apart(kept[0], kept[1])
+        own, without = disagreement(counted[0][few], counted[1][few]), disagreement(kept[0], kept[1])
         error = (own - without).std() / len(own) ** 0.5
         found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
         return found[0], found[1], found[2]
@@ -240,11 +240,6 @@ def _with_prior(model: Perturbed, answer: Tensor) -> Tensor:
     logits = answer.clamp_min(torch.finfo(answer.dtype).tiny).log()
     corrected = logits.ndim == 2 and any(by_the_batch(policy) for policy in model.norms)
     return logits + corrected_prior(logits).log() if corrected else logits
-
-
-def _apart(one: Tensor, other: Tensor) -> Tensor:
-    """Return the total variation between two answers to each image."""
-    return 0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
 
 
 def _mean_softmax(logits: Any, count: int) -> Tensor:

@@ -3,7 +3,7 @@
 One batch in twelve is looked at: the source network and the adapted one answer its images and a view of each, a mirror
 image or one moved a little. Two things speak against the adapted network:
 
-    it is less consistent:  mean ½ Σ_c |p(c | x) − p(c | view of x)| is more than twice the source's, by a margin
+    it is less consistent:  views of more than twice as many images as the source's have another label, by a margin
     it has collapsed:       the entropy of its predicted classes is less than half of the source's, on the same images
 
 What is judged worse is answered by the source network, and the last state that was judged sound is put back. If that is
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of, histogram
-from undrift.answer.views import VIEWS, SafeViews
+from undrift.answer.views import VIEWS, SafeViews, disagreement
 from undrift.loop.learning import Learning
 from undrift.posterior.layers import evaluating
 from undrift.posterior.state import keeping_noise
@@ -116,8 +116,7 @@ class Guard:
             if self._safe.passed is None:
                 self._safe.look(source.log(), "mirror", seen.log())
             apart = [
-                0.5 * (one - other).abs().sum(1).reshape(len(one), -1).mean(1)
-                for one, other in (self.learning.views_alone(images, view), (source, seen))
+                disagreement(one, other) for one, other in (self.learning.views_alone(images, view), (source, seen))
             ]
             less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0).float().cpu()
             self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
@@ -143,7 +142,10 @@ class Guard:
         mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
         if mean > MARGIN + ERRORS * error:
             found = f"{mean:.2f} ± {error:.2f}"
-            return f"less consistent: views differ more than {RATIO:g} times as much as the source's, by {found}", False
+            return (
+                f"less consistent: views change more than {RATIO:g} times as many labels as the source's, by {found}",
+                False,
+            )
         return None, mean <= MARGIN
 
     def _go_back(self, why: str) -> None:

@@ -85,6 +85,10 @@ class Learning:
         """Learn from a batch at once, with others, or through a balanced memory, and return its answer."""
         likelihood = self.online.likelihood
         assert isinstance(likelihood, Discerning), "pacing is for likelihoods that can tell"
+        if pacing.maps is None:
+            pacing.maps = likelihood.answer_alone(self.model, images[:1], counted=False).ndim != 2
+        if pacing.maps:
+            return self._at_once(images, sound)
         if pacing.whole(images):
             if pacing.sample(*likelihood.doubt(self.model, images)):
                 prediction = self._at_once(images, sound)
@@ -103,14 +107,13 @@ class Learning:
                 self._steps_of(pacing, enough, images, None)
                 return Prediction.of(probs, None, sound)
             gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
-        if probs.ndim == 2:  # maps have no class to balance
 
-            def step(full: Tensor, new: int) -> bool:
-                # Where predictions are poor, a memory of one run looks balanced and is not.
-                wait = misleading(*likelihood.doubt(self.model, full))
-                return wait or self._steps_of(pacing, full, images, new)
+        def step(full: Tensor, new: int) -> bool:
+            # Where predictions are poor, a memory of one run looks balanced and is not.
+            wait = misleading(*likelihood.doubt(self.model, full))
+            return wait or self._steps_of(pacing, full, images, new)
 
-            pacing.remember(gathered, classes, step)
+        pacing.remember(gathered, classes, step)
         return Prediction.of(probs, None, sound)
 
     def _note_domain(self, likelihood: Discerning) -> None:

@@ -1,6 +1,7 @@
 """Decide which images of a stream to learn from together, where the likelihood can tell.
 
-- A batch of 64 images or more makes a step by itself; smaller ones wait until they are 64.
+- A batch of 64 images or more makes a step by itself; smaller ones wait until they are 64. Where each pixel has an
+  answer, one image is many, and every batch makes a step.
 - Where their own statistics make the answers look worse than those kept so far, they are no sample of the domain: their
   classes come in runs. Such images are answered without their own statistics, and go to a memory that is balanced over
   predicted classes, on which steps are made.
@@ -44,11 +45,13 @@ class Pacing:
     Attributes:
         gather: images that wait until they are enough.
         balanced: a memory for times of runs.
+        maps: whether each pixel has an answer; None before the first batch.
     """
 
     def __init__(self, report: StreamReport) -> None:
         self.report = report
         self.gather, self.balanced = Gather(ENOUGH), BalancedGather(ROOM)
+        self.maps: bool | None = None
         self._few = 0  # small batches in a row
         self._gathering, self._runs, self._calm = False, False, 0
 
@@ -83,8 +86,8 @@ class Pacing:
             self._runs = True
             self.report.event(
                 "balanced on",
-                f"with these images' own statistics their views disagree by {counted:.2f}, without them by {kept:.2f}: "
-                "classes come in runs",
+                f"with these images' own statistics {counted:.0%} of their mirror images have another label, "
+                f"without them {kept:.0%}: classes come in runs",
             )
         return False
 
@@ -119,11 +122,11 @@ class Pacing:
         return {
             "waiting": self.gather.state()["waiting"],
             "memories": self.balanced.state()["memories"],
-            "stands": (self._few, self._gathering, self._runs, self._calm),
+            "stands": (self.maps, self._few, self._gathering, self._runs, self._calm),
         }
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from a state."""
         self.gather.load(state, device)
         self.balanced.load(state, device)
-        self._few, self._gathering, self._runs, self._calm = state["stands"]
+        self.maps, self._few, self._gathering, self._runs, self._calm = state["stands"]
