@@ -367,6 +367,25 @@ def routing(request: Request) -> str:
     return tables(request.results / "routing" / "pacs")
 
 
+def pack_loss(request: Request) -> str:
+    """Return what the default storage costs on PACS: each network as it was adapted, and from its pack."""
+    lines, exact, packed = [], list[float](), list[float]()
+    for task in SETS["pacs"].tasks:
+        cells = sorted((request.results / "offline").glob(f"resnet50.{task.name}.undrift-five-neighbours.*.s0.json"))
+        pack = request.results / "routing" / "pacs" / f"{task.name}-ternary-s0.json"
+        if cells and pack.is_file():
+            record = json.loads(pack.read_text(encoding="utf-8"))
+            exact.append(100 * json.loads(cells[0].read_text(encoding="utf-8"))["accuracy"])
+            packed.append(100 * record["ways"]["adapted alone"]["target"])
+            size = f"{record['bytes'] / 1e6:.1f}"
+            lines.append([task.title, f"{exact[-1]:.1f}", f"{packed[-1]:.1f}", f"{packed[-1] - exact[-1]:+.1f}", size])
+    if not lines:
+        return "Not run yet."
+    means = statistics.fmean(exact), statistics.fmean(packed)
+    lines.append(["mean", f"{means[0]:.1f}", f"{means[1]:.1f}", f"{means[1] - means[0]:+.1f}", ""])
+    return table(["target accuracy %", "as adapted", "from the pack", "difference", "MB"], lines).rstrip("\n")
+
+
 def routing_times(request: Request) -> str:
     """Return how long packs take, GPU first."""
     found = [saved(request, f"routing-times-{device}") for device in ("cuda", "cpu")]
@@ -394,7 +413,11 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/explanation/noise.md": {"twins": twins, "ablation": ablation},
     "docs/explanation/unattended.md": {"unattended": partial(of_script, "unattended")},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
-    "docs/explanation/packs.md": {"compression": partial(of_script, "compression"), "routing-times": routing_times},
+    "docs/explanation/packs.md": {
+        "compression": partial(of_script, "compression"),
+        "pack-loss": pack_loss,
+        "routing-times": routing_times,
+    },
     "docs/explanation/routing.md": {
         "router-trials": partial(of_script, "router_trials"),
         "routing": routing,

@@ -6,7 +6,8 @@ mirror images, with the posterior of norm statistics that a stream uses before i
 without.
 
 The rule for the factor of `undrift.loop.pacing`: of 1.25, 1.5 and 2 the least at which no batch of all classes counts
-as misleading. Seen: 1.5, as one batch of speckle noise is at 1.3.
+as misleading. Seen: 1.5, as one batch of speckle noise is at 1.3. For the margin, of 0.05, 0.1, 0.15 and 0.2: the
+largest at which every batch of one class that is found at 0.05 is found. Seen: 0.15.
 
 Command:   python benchmarks/runs_by_views.py --data ../shared/data
 Hardware:  one CPU core; a minute.

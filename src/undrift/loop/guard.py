@@ -35,7 +35,7 @@ EVERY = 12
 WINDOW, LEAST = 200, 32
 """Images that a judgement looks back on, and those that it needs."""
 
-RATIO, MARGIN, ERRORS = 2.0, 0.05, 2.0
+RATIO, MARGIN, ERRORS = 2.0, 0.15, 2.0
 """The adapted network has to be this many times less consistent, and by how much and how many standard errors more.
 
 A source network that answers a hard domain with few classes is consistent for free."""

@@ -49,7 +49,8 @@ def save(
         path: where to; an existing file is replaced at the last moment.
         source: a name for the source network (or the path of its checkpoint), for people to read.
         mean: how trained weights are stored: "signs", "ternary", "2-bit", "3-bit", "4-bit", "rank-8" (or another), or
-            "exact" for bit for bit. What each costs in accuracy: docs/explanation/packs.md.
+            "exact" for bit for bit. "auto" is ternary, and 4-bit where fewer than a million weights are trained. What
+            each costs in accuracy: docs/explanation/packs.md.
         name: of the pack. Default: the file's name without its ending.
 
     Raises:

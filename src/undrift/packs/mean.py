@@ -17,7 +17,11 @@ from undrift.packs.stepped import SteppedShift
 from undrift.posterior.perturbed import Perturbed
 
 EXACT = "exact"
-DEFAULT = "ternary"
+DEFAULT = "auto"
+LARGE, SMALL = "ternary", "4-bit"
+"""What "auto" takes: three levels are too few for a narrow network, whose file is small anyway."""
+ENOUGH = 1_000_000
+"""Trained weights from which on a network is large."""
 
 STEPPED: Mapping[str, Callable[[Tensor], Shift]] = {
     "signs": partial(SteppedShift.of, levels=2),
@@ -39,11 +43,13 @@ def compressor(scheme: str) -> Callable[[Tensor], Shift] | None:
         return partial(LowRankShift.of, rank=int(rank))
     if scheme == EXACT:
         return None
+    if scheme == DEFAULT:
+        return STEPPED[LARGE]
     if scheme not in STEPPED:
-        known = (EXACT, *STEPPED, RANK + "8")
+        known = (DEFAULT, EXACT, *STEPPED, RANK + "8")
         raise OptionError(
             f"mean={scheme!r}{_suggest(str(scheme), known)} is no way to store trained weights; needed: one of "
-            f"{', '.join(known)} (any rank). Take {EXACT} to keep them bit for bit, or leave it out for {DEFAULT}."
+            f"{', '.join(known)} (any rank). Take {EXACT} to keep them bit for bit, or leave it out."
         )
     return STEPPED[scheme]
 
@@ -51,12 +57,15 @@ def compressor(scheme: str) -> Callable[[Tensor], Shift] | None:
 @torch.no_grad()
 def mean_shifts(model: Perturbed, scheme: str) -> dict[str, Shift]:
     """Return the compressed shifts of a network's trained weights by name; what is small or a vector has none."""
+    found = trained_weights(model)
+    if scheme == DEFAULT:
+        scheme = LARGE if sum(adapted.numel() for _, adapted in found.values()) >= ENOUGH else SMALL
     compress = compressor(scheme)
     if compress is None:
         return {}
     return {
         name: compress(adapted.detach().double() - source.detach().double()).to("cpu")
-        for name, (source, adapted) in trained_weights(model).items()
+        for name, (source, adapted) in found.items()
         if adapted.ndim > 1 and adapted.numel() >= LEAST and adapted.is_floating_point()
     }
 

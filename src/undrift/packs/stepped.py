@@ -51,6 +51,9 @@ class SteppedShift(Shift):
             power = c.square().sum(1)
             # A kernel of which nothing is beyond the dead zone halves its step, until something is.
             step = torch.where(power > 0, (rows * c).sum(1) / power.clamp(min=1), step / 2)
+        # A shift that was compressed before has its own step, which the alternation need not find.
+        least = rows.abs().masked_fill(rows == 0, torch.inf).amin(1).nan_to_num(posinf=0.0) * (2 - levels % 2)
+        step = torch.where(_error(rows, least, levels, dead_zone) < _error(rows, step, levels, dead_zone), least, step)
         c = _multiples(rows, step, levels, dead_zone)
         return cls(_packed((c + most).round().to(torch.uint8).flatten(), levels), step, levels, tuple(shift.shape))
 
@@ -115,6 +118,11 @@ def _multiples(rows: Tensor, step: Tensor, levels: int, dead_zone: float) -> Ten
     if levels % 2 == 0:
         return (ratio.floor() + 0.5).clamp_(-most, most)
     return torch.where(ratio.abs() > dead_zone, ratio.sign() * ratio.abs().round().clamp_(1, most), 0.0)
+
+
+def _error(rows: Tensor, step: Tensor, levels: int, dead_zone: float) -> Tensor:
+    """Return the squared error of each kernel's shifts in multiples of a step."""
+    return (rows - step.unsqueeze(1) * _multiples(rows, step, levels, dead_zone)).square().sum(1)
 
 
 def _packed(digits: Tensor, levels: int) -> Tensor:
