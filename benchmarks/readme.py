@@ -400,7 +400,10 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
             online, "online-c10", only=SUMMARY, records="benchmarks/results", network="wrn40_2", columns=BRIEFLY
         )
     },
-    f"{RESULTS}/cifar-10-c.md": {"online-c10": partial(online, "online-c10")},
+    f"{RESULTS}/cifar-10-c.md": {
+        "online-c10": partial(online, "online-c10"),
+        "online-c10-wrn40_2": partial(online, "online-c10", network="wrn40_2"),
+    },
     f"{RESULTS}/cifar-100-c.md": {"online-c100": partial(online, "online-c100")},
     f"{RESULTS}/imagenet-c.md": {"online-imagenet": partial(online, "online-imagenet")},
     f"{RESULTS}/pacs.md": {"pacs": pacs},
