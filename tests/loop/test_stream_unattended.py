@@ -188,6 +188,8 @@ def test_the_user_may_force_either() -> None:
     assert stream(trained(), x, method="tent").guard is None
     assert stream(trained(), x, method="tent", guard=True).guard is not None
     assert default(trained(), x, episodic=True).pacing is None
+    with pytest.raises(undrift.OptionError, match="guard='no' is neither True nor False; needed"):
+        default(trained(), x, guard="no")
 
 
 def test_a_network_without_batch_norm_learns_from_every_batch() -> None:
