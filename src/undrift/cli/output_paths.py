@@ -89,7 +89,8 @@ def check_pack(path: Path | None) -> None:
     """Raise if a domain file is to have another ending: `undrift packs` and `--pack FOLDER` would overlook it."""
     if path is not None and path.suffix != ".safetensors":
         raise OptionError(
-            f"--out {path} does not end in .safetensors; needed: the name of a domain file, NAME.safetensors. Rename it."
+            f"--out {path} does not end in .safetensors; needed: the name of a domain file, as in b.safetensors. "
+            "Rename it."
         )
 
 
