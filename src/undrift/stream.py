@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from undrift import methods
+from undrift._errors import OptionError
 from undrift._types import Discerning, Keeper, Watching
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.likelihood import as_likelihood, entropy
@@ -114,6 +115,10 @@ def stream(
         [4]
     """
     check_batches(batches)
+    if guard not in (None, True, False):
+        raise OptionError(
+            f"guard={guard!r} is neither True nor False; needed: one of them. None is as the method does."
+        )
     recipe = methods.chosen(method, "stream", model, likelihood, keepers)
     parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
     options = perturbed(model, "stream").options if parts is None else parts.options

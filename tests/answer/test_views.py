@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from undrift.answer.views import AGREEMENT, VIEWS, SafeViews, chosen, combined, mirror, shift
+from undrift.answer.views import AGREEMENT, VIEWS, SafeViews, chosen, combined, mirror, mirror_tells, shift
 
 LETTERS = {"b": (1, 0, 0, 1, 1, 0, 1, 1, 0), "d": (0, 0, 1, 0, 1, 1, 0, 1, 1), "o": (0, 1, 0, 1, 0, 1, 0, 1, 0)}
 
@@ -149,3 +149,17 @@ def test_a_stream_may_find_its_views_itself() -> None:
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
     going = undrift.stream(net, [torch.rand(40, 3, 16, 16) for _ in range(2)], method="tent-ft", answer_views="auto")
     assert [going.online.views.names for _ in going] == [(), ("mirror", "shift")]
+
+
+def test_an_image_of_one_row_or_column_is_not_moved_across_it() -> None:
+    row = torch.arange(4.0).reshape(1, 1, 1, 4)
+    assert VIEWS["shift"](row).tolist() == [[[[1.0, 0.0, 1.0, 2.0]]]]
+    assert torch.equal(VIEWS["shift"](row[..., :1]), row[..., :1])
+
+
+def test_mirror_images_tell_unless_they_alone_change_labels() -> None:
+    half, few, none = torch.tensor([1.0, 0, 1, 0, 1, 0]), torch.tensor([0.0, 0, 1, 0, 0, 0]), torch.zeros(6)
+    assert mirror_tells(half, few)  # three times as many
+    assert not mirror_tells(torch.ones(6), few)
+    assert not mirror_tells(few, none)
+    assert mirror_tells(none, none)

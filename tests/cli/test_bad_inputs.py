@@ -107,6 +107,15 @@ def test_class_counts_that_do_not_match(run: Run) -> None:
     assert "3 labels, target.npy 30 images" in found.err
 
 
+def test_a_domain_file_has_the_ending_that_folders_of_packs_look_for(run: Run) -> None:
+    for words in (("adapt", "target", *MODEL), ("stream", "target", *MODEL, "--answers", "a.csv")):
+        for name in ("b.pt", "b", ""):
+            found = run(*words, "--out", name)
+            assert found.code == 2
+            assert "does not end in .safetensors; needed: " in found.err
+    assert not Path("a.csv").exists()
+
+
 def test_misspelt_commands_options_and_values(run: Run) -> None:
     for words, hint in (
         (("adpt",), "Did you mean 'adapt'?"),

@@ -69,7 +69,7 @@ def test_it_answers_learns_and_goes_on_where_it_was(tmp_path: Path) -> None:
                 time.sleep(0.1)
             time.sleep(1)
             before = health(port)
-            assert "32 images in 1 batches" in str(before["report"])
+            assert "32 images in 1 batch," in str(before["report"])
             assert before["learns"] is True
             server.send_signal(signal.SIGTERM)
             server.wait(STARTS)

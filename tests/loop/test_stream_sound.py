@@ -121,17 +121,22 @@ def test_huge_finite_images_do_no_lasting_harm() -> None:
 def test_memory_stays_constant() -> None:
     model = model_of(test_samples=2)
     x = images(2)
-    s = stream(model, (x * (NAN if i % 3 == 0 else 1) for i in range(600)), guard=True)
+    s = stream(model, (x * (NAN if i % 3 == 0 else 1) for i in range(3000)), guard=True)
 
     def living() -> int:
         gc.collect()
         return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
 
-    for _ in range(500):  # the noise's tickets of the last 64 passes are kept, and a sound state
-        next(s)
-    before, tickets = living(), len(model.key.replay.forwards)
-    assert sum(len(p) for p in s) == 200
-    assert living() <= before + 2
+    def most(batches: int) -> int:
+        found = 0
+        for number in range(batches):
+            next(s)
+            found = max(found, living()) if number % 50 == 0 else found
+        return found
+
+    most(500)  # the noise's tickets of the last 64 passes are kept, and a sound state, which comes and goes
+    before, tickets = most(1200), len(model.key.replay.forwards)
+    assert most(1200) <= before + 2
     assert len(model.key.replay.forwards) <= max(tickets, 64)
 
 

@@ -28,21 +28,21 @@ class Colours(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mix, self.norm, self.last = nn.Conv2d(3, 3, 1, bias=False), nn.BatchNorm2d(3), nn.Linear(3, 3)
-        # It looks at the left half only, so a view of an image is another look at it.
+        # It looks at every other column only, so a view of an image is another look at it.
         with torch.no_grad():
             self.mix.weight.copy_(torch.eye(3)[:, :, None, None])
             self.last.weight.copy_(4 * torch.eye(3))
             self.last.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.norm(self.mix(x))[..., :4].mean((2, 3)))
+        return self.last(self.norm(self.mix(x))[..., ::2].mean((2, 3)))
 
 
 def colours(labels: Tensor, number: int = 0) -> Tensor:
-    """Return images whose brightest channel is their label; their left and right halves differ."""
+    """Return images whose brightest channel is their label; their odd and even columns differ."""
     g = torch.Generator().manual_seed(number)
-    halves = 0.4 * torch.randn(len(labels), 3, 1, 2, generator=g)
-    x = 0.3 * torch.randn(len(labels), 3, 8, 8, generator=g) + halves.repeat_interleave(4, 3)
+    columns = 0.4 * torch.randn(len(labels), 3, 1, 2, generator=g)
+    x = 0.3 * torch.randn(len(labels), 3, 8, 8, generator=g) + columns.repeat(1, 1, 1, 4)
     x[torch.arange(len(labels)), labels] += 2.0
     return x
 
@@ -109,6 +109,45 @@ def test_a_run_of_one_class_is_answered_by_the_statistics_kept_and_learned_from_
     assert len(set(memory.classes)) >= 2
 
 
+class Sides(nn.Module):
+    """Says in which quarter of its columns an image is bright: a mirror image is of another class, as of digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm2d(1), nn.Linear(4, 4)
+        with torch.no_grad():
+            self.last.weight.copy_(8 * torch.eye(4))
+            self.last.bias.copy_(torch.tensor([2.0, 0, 0, 0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.avg_pool2d(self.norm(x).clamp_min(0), (16, 4))[:, 0, 0])
+
+
+def sides(labels: Tensor, number: int) -> Tensor:
+    x = 0.1 * torch.randn(len(labels), 1, 16, 16, generator=torch.Generator().manual_seed(number))
+    for image, label in zip(x, labels.tolist(), strict=True):
+        image[..., 4 * label : 4 * label + 4] += 1
+    return x
+
+
+def test_a_domain_whose_mirror_images_are_of_other_classes_is_no_run() -> None:
+    net, truth = Sides(), [torch.randint(4, (64,), generator=torch.Generator().manual_seed(n)) for n in range(6)]
+    with torch.no_grad():
+        net.train()
+        net(sides(torch.arange(400) % 4, 9))
+    dark = [0.2 * sides(labels, n) - 1 for n, labels in enumerate(truth)]
+    source = list(stream(net.eval(), dark, method="source"))
+    going = default(net, dark)
+    right = [
+        sum(int((p.label == labels).sum()) for p, labels in zip(answers, truth, strict=True)) / (6 * 64)
+        for answers in (source, going)
+    ]
+    assert right[0] < 0.4  # one class for everything, which is consistent for free
+    assert right[1] > 0.9
+    assert going.report.steps == 6
+    assert kinds(going) == []
+
+
 def test_the_decisions_of_pacing_by_hand() -> None:
     report = StreamReport()
     pacing = Pacing(report)
@@ -149,6 +188,8 @@ def test_the_user_may_force_either() -> None:
     assert stream(trained(), x, method="tent").guard is None
     assert stream(trained(), x, method="tent", guard=True).guard is not None
     assert default(trained(), x, episodic=True).pacing is None
+    with pytest.raises(undrift.OptionError, match="guard='no' is neither True nor False; needed"):
+        default(trained(), x, guard="no")
 
 
 def test_a_network_without_batch_norm_learns_from_every_batch() -> None:

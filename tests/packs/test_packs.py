@@ -85,7 +85,7 @@ def test_networks_without_batch_norm_route_among_packs(tmp_path: Path) -> None:
         assert p.known.tolist() == [True] * 6 + [False] * 3
         assert p.why(8).startswith("nothing here fits: nearest ")
         assert packs.unknown == 3
-        assert "3 images were known to no pack" in str(packs)
+        assert "3 images fit neither a pack nor the source" in str(packs)
 
 
 def _with_norms(norm: Any) -> nn.Module:

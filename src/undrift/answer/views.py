@@ -18,6 +18,7 @@ AUTO = "auto"
 SURE = 0.5  # the part of the images that is looked at: those that a network is surest of
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
 LEAST = 64  # images that are looked at before a view is called safe
+UNLIKE = 3.0  # below it in runs of one class of photographs, above it for digits (benchmarks/runs_by_views.py)
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def shift(images: Tensor, down: int, right: int) -> Tensor:
 
 def nudged(images: Tensor, way: int = 1) -> Tensor:
     """Return the images moved by a sixteenth of their size, down and to the right; `way` −1 moves them back."""
-    height, width = images.shape[-2:]
-    return shift(images, way * max(1, height // 16), way * max(1, width // 16))
+    down, right = (way * max(1, size // 16) if size > 1 else 0 for size in images.shape[-2:])
+    return shift(images, down, right)
 
 
 SAME = ReversibleView(lambda images: images, lambda logits: logits)
@@ -95,6 +96,15 @@ def disagreement(probs: Tensor, of_view: Tensor) -> Tensor:
     Labels and not probabilities: a network that is sure of nothing changes few probabilities, and many labels.
     """
     return (probs.argmax(1) != of_view.argmax(1)).float().reshape(len(probs), -1).mean(1)
+
+
+def mirror_tells(mirrored: Tensor, shifted: Tensor) -> bool:
+    """Return whether mirror images are images of the same kind, by the labels that they and small shifts change.
+
+    A network that is unsure changes labels under both. A mirrored digit is no digit: a network that knows the image may
+    change its label, and keeps that of the shift.
+    """
+    return float(mirrored.mean()) <= UNLIKE * float(shifted.mean())
 
 
 class SafeViews:

@@ -85,6 +85,15 @@ def there_already(path: Path) -> DataError:
     )
 
 
+def check_pack(path: Path | None) -> None:
+    """Raise if a domain file is to have another ending: `undrift packs` and `--pack FOLDER` would overlook it."""
+    if path is not None and path.suffix != ".safetensors":
+        raise OptionError(
+            f"--out {path} does not end in .safetensors; needed: the name of a domain file, as in b.safetensors. "
+            "Rename it."
+        )
+
+
 def beside(path: Path, ending: str) -> Path:
     """Return the name of a companion file: clinic-b.safetensors has clinic-b.history.json."""
     return path.with_name(path.name.removesuffix(path.suffix) + ending)

@@ -14,7 +14,7 @@ from undrift.cli.likelihood_arguments import LikelihoodFlags
 from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, choose
 from undrift.cli.model_arguments import ModelFlags
 from undrift.cli.opened import open_both, open_perturbed, perturbed_afresh
-from undrift.cli.output_paths import Force
+from undrift.cli.output_paths import Force, check_pack
 from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
@@ -115,6 +115,7 @@ def run(
     from undrift.packs.mean import DEFAULT, compressor
     from undrift.stream import stream
 
+    check_pack(out)
     check_page(report)
     stored_mean = pack_mean or DEFAULT
     compressor(stored_mean)  # raises now, not after hours of work

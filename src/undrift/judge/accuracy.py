@@ -105,7 +105,7 @@ class Helping:
         judged = {
             "helped": f"adaptation helped ({points})",
             "hurt": f"adaptation HURT ({points})",
-            "unclear": f"no telling whether adaptation helped ({points})",
+            "unclear": f"unclear whether adaptation helped ({points})",
         }[self.judgement]
         text = (
             f"{judged}: estimated without labels on {self.images:,} images, the source network is right on "

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse, disagreement
+from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse, disagreement, mirror_tells
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import by_the_batch, corrected_prior
 from undrift.likelihood.sure_images import SureImages
@@ -168,16 +168,21 @@ class Teacher:
         if images.ndim != 4:
             return 0.0, 0.0, 1.0
         # A view may be looked through before it is known to be safe: no label is taken from it.
-        other = VIEWS["mirror" if self.views is None or "mirror" in self.views else "shift"]
         sides = self._views.of(images)
-        counted = self._told(model, images, sides if len(sides) > 1 else [SAME, other], "batch")
+        shift = VIEWS["shift"]
+        asked = sides if len(sides) > 1 else [SAME, shift] if self.views is not None else [SAME, VIEWS["mirror"], shift]
+        counted = self._told(model, images, asked, "batch")
         self._looked = images, counted[: len(sides)]
-        other = sides[1] if len(sides) > 1 else other
+        place = 1
+        if len(asked) > len(sides) + 1:  # neither is known to be safe
+            mirrored, shifted = (disagreement(counted[0], seen) for seen in counted[1:])
+            place = 1 if mirror_tells(mirrored, shifted) else 2
+        other = asked[place]
         few = slice(None, None, -(-len(images) // COMPARED))
         # Of a domain that changed, statistics make a network answer with one class, as if it were sure.
         self._without = "prior" if self.statistics.foreign() else "kept"
         kept = self._told(model, images[few], [SAME, other], self._without)
-        own, without = disagreement(counted[0][few], counted[1][few]), disagreement(kept[0], kept[1])
+        own, without = disagreement(counted[0][few], counted[place][few]), disagreement(kept[0], kept[1])
         error = (own - without).std() / len(own) ** 0.5
         found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
         return found[0], found[1], found[2]

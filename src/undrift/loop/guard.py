@@ -24,7 +24,7 @@ from torch import Tensor
 
 from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of, histogram
-from undrift.answer.views import VIEWS, SafeViews, disagreement
+from undrift.answer.views import VIEWS, ReversibleView, SafeViews, disagreement, mirror_tells
 from undrift.loop.learning import Learning
 from undrift.posterior.layers import evaluating
 from undrift.posterior.state import keeping_noise
@@ -111,13 +111,12 @@ class Guard:
         """Take in how both networks answer a batch; return the source's answer."""
         source = self._source(images)
         if images.ndim == 4:
-            view = VIEWS["shift" if self._safe.passed == () else "mirror"]
-            seen = view.answer(self._source(view(images)))
-            if self._safe.passed is None:
-                self._safe.look(source.log(), "mirror", seen.log())
-            apart = [
-                disagreement(one, other) for one, other in (self.learning.views_alone(images, view), (source, seen))
-            ]
+            name = "shift" if self._safe.passed == () else "mirror"
+            apart = self._apart(images, source, VIEWS[name])
+            speaks = bool((apart[0] - RATIO * apart[1]).mean() > MARGIN)
+            if name == "mirror" and speaks:
+                shifted = self._apart(images, source, VIEWS["shift"])
+                apart = apart if mirror_tells(apart[0], shifted[0]) else shifted
             less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0).float().cpu()
             self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
         window = CLASS_WINDOW * source.shape[1]
@@ -126,6 +125,13 @@ class Guard:
         new = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (own, source)]).cpu()
         self._classes = new if self._classes is None else kept * self._classes + new
         return source
+
+    def _apart(self, images: Tensor, source: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
+        """Return for each image how much its view disagrees, by the adapted network and by the source."""
+        seen = view.answer(self._source(view(images)))
+        if view is VIEWS["mirror"] and self._safe.passed is None:
+            self._safe.look(source.log(), "mirror", seen.log())
+        return disagreement(*self.learning.views_alone(images, view)), disagreement(source, seen)
 
     def _judge(self) -> tuple[str | None, bool | None]:
         """Return what speaks against the adapted network, and whether it is sound; None where too little was seen."""

@@ -86,8 +86,8 @@ class Pacing:
             self._runs = True
             self.report.event(
                 "balanced on",
-                f"with these images' own statistics {counted:.0%} of their mirror images have another label, "
-                f"without them {kept:.0%}: classes come in runs",
+                f"with these images' own statistics another view changes the label of {counted:.0%} of them, "
+                f"without them of {kept:.0%}: classes come in runs",
             )
         return False
 

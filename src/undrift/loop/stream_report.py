@@ -81,15 +81,16 @@ class StreamReport:
         self.resets_at.append((self.batches, why))
 
     def __str__(self) -> str:
-        text = f"{self.images:,} images in {self.batches:,} batches, {self.steps:,} steps"
+        text = f"{_many(self.images, 'image')} in {_many(self.batches, 'batch')}, {_many(self.steps, 'step')}"
         if self.skipped:
-            text += f"; {self.skipped:,} images skipped, NaN or infinite: {_named(self.skipped_at)}"
+            text += f"; {_many(self.skipped, 'image')} skipped, NaN or infinite: {_named(self.skipped_at)}"
         if self.missed:
-            text += f"; {self.missed:,} batches without a step: {_named(self.missed_at)}"
+            text += f"; {_many(self.missed, 'batch')} without a step: {_named(self.missed_at)}"
         if self.resets:
-            text += f"; {self.resets:,} resets: {_named(self.resets_at)}"
+            text += f"; {_many(self.resets, 'reset')}, at batch {_named(self.resets_at)}"
         if acted := [event for event in self._events if event.kind != "domain changed"]:
-            text += f"; {len(acted):,} decisions: " + ", ".join(f"{e.kind} at image {e.images:,}" for e in acted[-3:])
+            text += f"; {_many(len(acted), 'decision')}: "
+            text += ("… " if len(acted) > 3 else "") + ", ".join(f"{e.kind} at image {e.images:,}" for e in acted[-3:])
         return text
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,6 +108,10 @@ class StreamReport:
             elif isinstance(old, deque):
                 value = deque((tuple(v) if isinstance(v, list) else v for v in value), maxlen=REMEMBERED)
             setattr(self, f.name, value)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def _named(places: "deque[Any]", most: int = 5) -> str:

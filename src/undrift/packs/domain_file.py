@@ -151,7 +151,7 @@ class DomainFile:
 
     def _mean(self) -> str:
         if not self.shifts:
-            return "none, or all stored exactly"
+            return "none compressed"
         bits = 8 * sum(shift.nbytes for shift in self.shifts.values())
         weights = sum(math.prod(shift.shape) for shift in self.shifts.values())
         return f"{weights:,} compressed, {bits / weights:.2f} bits each in memory"

@@ -136,7 +136,7 @@ def test_the_network_that_comes_along_is_the_script_s() -> None:
         assert path.stat().st_size < 300_000
     assert header.options == OPTIONS.as_dict()
     assert (header.domain, header.images, header.epoch) == ("digits mnist", 4000, OPTIONS.epochs)
-    world = load_world(DemoSetting(held_out_images=None))
+    world = load_world(DemoSetting(held_out_images=None, target_images=None))
     report = evaluate(world.net, {"s": world.held_out.batches(250), "t": world.target.batches(250)})
     source, target = (result.scores for result in report.results)
     assert (source.count, target.count) == (1000, 1797)
