@@ -386,6 +386,21 @@ def pack_loss(request: Request) -> str:
     return table(["target accuracy %", "as adapted", "from the pack", "difference", "MB"], lines).rstrip("\n")
 
 
+def stream_cost(request: Request) -> str:
+    """Return what a batch of each stream costs on two cores, over Tent's."""
+    found = saved(request, "stream-cost")
+    if not found:
+        return "Not run yet."
+    blocks = [
+        f"{found['hardware']}, {found['threads']} threads; torch {found['torch']}; {found['date']}; medians of turns."
+    ]
+    for case in found["cases"]:
+        times = {name: value["median"] for name, value in case["milliseconds"].items()}
+        lines = [[name, f"{ms:.0f}", f"{ms / times['tent']:.2f}"] for name, ms in times.items()]
+        blocks.append(table([f"{case['network']}, batch {case['batch']}", "ms a batch", "× Tent"], lines).rstrip("\n"))
+    return "\n\n".join(blocks)
+
+
 def routing_times(request: Request) -> str:
     """Return how long packs take, GPU first."""
     found = [saved(request, f"routing-times-{device}") for device in ("cuda", "cpu")]
@@ -427,6 +442,7 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
         "revisits": partial(of_script, "revisits"),
     },
     "docs/explanation/speed.md": {
+        "stream-cost": stream_cost,
         "speed-cuda": lambda request: speed.gpu(saved(request, "speed-cuda")),
         "speed-cpu": lambda request: speed.cpu(saved(request, "speed-cpu")),
         "speed-kernels": lambda request: speed.kernels(saved(request, "speed-cuda")),
