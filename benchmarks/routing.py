@@ -136,7 +136,7 @@ class Pacs:
         place = self.pack(source, target, seed)
         with quickly(self.device, self.request.fast):
             if not place.is_file():
-                self.learn(net, domain, place, seed)
+                self.learn(net, domain, target, place, seed)
             packs = undrift.packs(net, place)
             found: dict[str, Any] = {"source network": {}, "adapted alone": {}, "routed": {}}
             for row, images in {"source": home, "target": domain}.items():
@@ -160,7 +160,7 @@ class Pacs:
             "short": short,
         }
 
-    def learn(self, net: nn.Module, domain: Any, place: Path, seed: int) -> None:
+    def learn(self, net: nn.Module, domain: Any, name: str, place: Path, seed: int) -> None:
         """Adapt a network to a domain, save what it learned, and give the network back."""
         windows = RandomView(**vars(self.centre))
         torch.manual_seed(seed)
@@ -176,7 +176,7 @@ class Pacs:
         assert model is not None
         model.preprocess = self.made_of.preprocess
         place.parent.mkdir(parents=True, exist_ok=True)
-        undrift.save(model, place, mean=self.asked.mean, name=domain.name)
+        undrift.save(model, place, mean=self.asked.mean, name=name)
         model.remove()
 
     def ask(self, packs: undrift.Packs, images: Tensor, what: str = "label", **how: Any) -> Tensor:

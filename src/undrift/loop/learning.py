@@ -87,10 +87,8 @@ class Learning:
         assert isinstance(likelihood, Discerning), "pacing is for likelihoods that can tell"
         if pacing.maps is None:
             pacing.maps = likelihood.answer_alone(self.model, images[:1], counted=False).ndim != 2
-        if pacing.maps:
-            return self._at_once(images, sound)
-        if pacing.whole(images):
-            if pacing.sample(*likelihood.doubt(self.model, images)):
+        if pacing.maps or pacing.whole(images):
+            if pacing.maps or pacing.sample(*likelihood.doubt(self.model, images)):
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
