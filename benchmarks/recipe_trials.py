@@ -1,33 +1,33 @@
-"""Question: which mean, which σ and which replay should `undrift` have in a stream?
+"""Question: which noise, memory and replay should `undrift` have in a stream, and what should `undrift-light` learn?
 
-WRN-40-2 on CIFAR-10 and ResNeXt-29 on CIFAR-100; the development corruptions (speckle noise, Gaussian blur, saturate;
-severity 5), one after another, three times, never reset; never the fifteen that results are reported on. Each trial is
-`undrift` with what its line of `trials` changes. Beside it `undrift` itself and its σ = 0 twin, with three seeds (of
-noise and random choices), which say how far one recipe is from itself.
+WRN-40-2 on CIFAR-10 and ResNeXt-29 on CIFAR-100, one stream of fifteen development domains, never reset: speckle
+noise, Gaussian blur and saturate alone and two after the other, at several severities. The source errs by about as
+much on them as on the fifteen corruptions that results are reported on, which are never looked at here. Each trial is
+a method with what its line of `trials` changes. "As it is" in the record is the method before the record.
 
-The rule, written before anything ran, for both networks and the error over the whole stream. "Better" and "worse" are
-by 0.2 points of error or more on the mean of both networks:
+The rule, written before anything ran, on the error over the whole stream; one change per method:
 
-- mean: the least rank whose better start and step are not worse than the free mean by more than 0.3 points on either
-  network becomes the default, as it makes packs small; else the mean stays free, and the page says what ranks cost.
-- replay becomes the default if it is better.
-- σ stays a fixed fraction of Var(kernel) unless learning it, or the natural gradient's fixed point, is better.
+- A change is taken if WRN-40-2 gains 0.3 points by it or more, and ResNeXt-29 loses no more than 0.2; of several, the
+  one with the least sum of both errors. Combinations of changes that gain are tried, by the same rule.
+- `undrift-light` looks at mirror images alone, which saves two of its four passes, unless that costs 0.3 points.
+- Where a rival over views beats `undrift-light` by 0.3 points on both, the page says so.
 
-Predicted: rank 64 loses half a point and rank 8 two; the gradient's directions are better than the kernel's at rank 8
-and no different at 64; the larger step is worse. Replay changes the error by less than 0.1 and lowers the ECE. Learning
-σ changes nothing, the fixed point loses a point.
+Predicted: a longer memory gains 0.2 to 0.5 points for `undrift`, as this stream is longer than those that chose 40,000;
+certainty gains a point for `undrift-light`, which has no other reason to decide, and nothing for `undrift`. Found: a
+longer memory loses or changes nothing (one that grows with the images seen was tried, too, and is not kept); σ² = 0.1
+Var and replay gain, and more together. docs/explanation/defaults.md has the table.
 
-Command:   python benchmarks/recipe_trials.py --data ../shared/data --device cuda --jobs 6      one GPU: under 150 s
+Command:   python benchmarks/recipe_trials.py --data ../shared/data --device cuda --jobs 12 [--images 1500]
            python benchmarks/recipe_trials.py --tiny                                            does everything run?
            python benchmarks/recipe_trials.py --table                                           print what was found
 Output:    recipe-trials.json under --results, trial by trial; a finished trial is not run again.
-Seeds:     0 to 2 for `undrift` and its twin, 0 for the others.
+Seeds:     0, and 1 for the defaults.
 """
 
 import argparse
 import json
+import re
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,13 +39,10 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 
 import undrift
-from undrift import methods
-from undrift._types import Keeper
 from undrift.images import Preprocess
 from undrift.images.corrupt import DEVELOPMENT, corrupt
 from undrift.images.preprocess import RAW
 from undrift.judge import metrics, selective
-from undrift.posterior.prior import prior_row
 from undrift.system.atomic import write_text
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import machine, wait
@@ -54,117 +51,111 @@ from undrift_bench.bench.harness.quickly import by_pass, quickly
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.data import cifar10, cifar100
 
-BATCH, CYCLES, IMAGES = 200, 3, 3000
+BATCH, IMAGES = 200, 3000
+NOISE, BLUR, COLOUR = DEVELOPMENT  # speckle noise, Gaussian blur, saturate
+Domain = tuple[tuple[str, int], ...]
+DOMAINS: tuple[Domain, ...] = (
+    ((NOISE, 5),),
+    ((BLUR, 5),),
+    ((BLUR, 4), (NOISE, 4)),
+    ((COLOUR, 5),),
+    ((COLOUR, 4), (BLUR, 4)),
+    ((NOISE, 4), (COLOUR, 4)),
+    ((NOISE, 3),),
+    ((COLOUR, 5), (BLUR, 5)),
+    ((COLOUR, 3),),
+    ((NOISE, 4), (BLUR, 4)),
+    ((COLOUR, 4), (NOISE, 4)),
+    ((BLUR, 3),),
+    ((NOISE, 5), (COLOUR, 5)),
+    ((BLUR, 5), (NOISE, 5)),
+    ((BLUR, 4), (COLOUR, 4)),
+)
+"""Corruptions, in the order in which they are laid on the image, with their severities."""
+
 NETWORKS = {
     "wrn40_2": (cifar10, "cifar10/wrn40_2.safetensors"),
     "resnext29": (cifar100, "cifar100/resnext29.safetensors"),
 }
-STEP = 0.03  # undrift's own, in deviations of a weight
-
-
-class FixedPoint(Keeper):
-    """Put each σ where a step of the natural gradient would leave it: 1/σ² = 1/prior + N·h.
-
-    h = 2 (∂L/∂ln σ²) / (σ² · weights) is the mean curvature of a kernel's weights; it is averaged over steps.
-    """
-
-    def __init__(self, count: float, memory: float = 0.95) -> None:
-        self.count, self.memory = count, memory
-        self._curvature: Tensor | None = None
-        self._images = 0
-
-    @torch.no_grad()
-    def gradients(self, model: undrift.Perturbed) -> None:
-        """Move the log-variances; their own rate is 0."""
-        self._images += BATCH
-        noises = [noise for noise in model.noises() if noise.log_var.grad is not None]
-        log_prior, half_weights = prior_row(noises)
-        log_var = torch.cat([noise.log_var.flatten() for noise in noises])
-        grad = torch.cat([noise.log_var.grad.flatten() for noise in noises if noise.log_var.grad is not None])
-        of_kl = half_weights * ((log_var - log_prior).exp() - 1) * model.options.kl_weight / self._images
-        curvature = (grad - of_kl) / (log_var.exp() * half_weights)
-        old = self._curvature
-        self._curvature = curvature if old is None else torch.lerp(curvature, old, self.memory)
-        found = -((-log_prior).exp() + self.count * self._curvature.clamp_min(0)).log()
-        for noise, row in zip(noises, found.split([n.log_var.numel() for n in noises]), strict=True):
-            noise.log_var.copy_(row.view_as(noise.log_var))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One stream: a network, what is changed of `undrift`, and a seed."""
+    """One stream: a network, a method, what is changed of it, and a seed."""
 
     name: str
     network: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    fixed_point: float = 0.0
+    method: str = "undrift"
     seed: int = 0
 
     @property
     def key(self) -> str:
         """Its name in the record."""
-        return f"{self.network}: {self.name}, seed {self.seed}"
+        return f"{self.network}: {self.method}, {self.name}, seed {self.seed}"
 
 
 def trials() -> list[Trial]:
-    """Return every trial; those that decide most come first, and the slower network before the other."""
-    found = []
-    for network in reversed(NETWORKS):
-        found += [Trial("undrift", network, seed=seed) for seed in range(3)]
-        found += [Trial("σ = 0", network, {"init_fraction": 0.0}, seed=seed) for seed in range(3)]
-        found += [Trial("frozen mean", network, {"mean_rank": 0})]
-        found += [Trial("replay", network, {"replay": 1000})]
-        # σ learned by Adam; 20 times the rate, as ln σ² has to move by more than a weight does.
-        found += [Trial("σ learned", network, {"log_var_lr_scale": 20.0})]
-        found += [Trial(f"σ by the fixed point, N = {count:,}", network, {}, count) for count in (1000, 10_000)]
-        ranks = (8, 16, 32, 64) if network == "wrn40_2" else (8, 64)
-        for rank in ranks:
-            for start in ("kernel", "gradient"):
-                for step in (STEP, 0.1):
-                    change = {"mean_rank": rank, "mean_start": start, "weights_lr": step}
-                    found.append(Trial(f"rank {rank}, {start}'s directions, step {step}", network, change))
-    return found
+    """Return every trial; those that decide most come first."""
+    slow, light, vmp = "undrift", "undrift-light", "vmp-roid"
+    held = {"most_views": 1, "memory": 4000, "ensemble": 0.99}
+    both: list[tuple[str, str, dict[str, Any]]] = [
+        (slow, "σ² = 0.2 Var, replay", {"init_fraction": 0.2}),
+        (slow, "σ² = 0.1 Var, replay, memory 20,000", {"memory": 20_000}),
+        (slow, "σ² = 0.1 Var, replay, certainty 0.1", {"certainty": 0.1}),
+        (light, "mirror, certainty 0.3, memory 4,000, ensemble", {**held, "certainty": 0.3}),
+        (light, "mirror, certainty 1, memory 4,000, ensemble", {**held, "certainty": 1.0}),
+        (vmp, "over mirror images, σ² = 0.1 Var", {"answer_views": ("mirror",), "init_fraction": 0.1}),
+    ]
+    one: list[tuple[str, str, dict[str, Any]]] = [
+        (light, "mirror, certainty 0.3, memory 4,000", {**held, "ensemble": 1.0, "certainty": 0.3}),
+        (light, "mirror, certainty 1, memory 1, ensemble", {**held, "certainty": 1.0, "memory": 1}),
+        (light, "mirror, certainty 0.3, ensemble", {**held, "certainty": 0.3, "memory": 20_000}),
+        (light, "mirror, memory 4,000, ensemble", held),
+    ]
+    found = [Trial(name, "resnext29", change, method) for method, name, change in both]
+    return found + [Trial(name, "wrn40_2", change, method) for method, name, change in both + one]
 
 
 def run(
     trial: Trial, net: nn.Module, images: Tensor, labels: Tensor, preprocess: Preprocess, device: torch.device
 ) -> dict[str, Any]:
-    """Return the scores of a stream, the size of its file, and its seconds."""
+    """Return the scores of a stream, and its seconds."""
     torch.manual_seed(trial.seed)
-    count = len(labels) // len(DEVELOPMENT)
-    parts = methods.get("undrift", "stream").build({**trial.settings, "seed": trial.seed})
-    model = undrift.perturb(net, parts.options, generator=torch.Generator().manual_seed(trial.seed))
-    keepers = [FixedPoint(trial.fixed_point)] if trial.fixed_point else []
+    seeded = {"seed": trial.seed} if trial.method.startswith("undrift") else {}
 
     def camera() -> Iterator[Tensor]:
-        for _ in range(CYCLES):
-            for domain in images.split(count):
-                for batch in domain.split(BATCH):
-                    yield preprocess.normalise(batch.to(device))
+        for domain in images:
+            for batch in domain.split(BATCH):
+                yield preprocess.normalise(batch.to(device))
 
     begun = time.perf_counter()
     with quickly(device, device.type == "cuda"):
-        answers = list(undrift.stream(model, camera(), parts.likelihood, keepers=keepers))
-    probs = torch.cat([answer.probs for answer in answers]).float().cpu()
-    truth = labels.repeat(CYCLES)
+        generator = torch.Generator().manual_seed(trial.seed)
+        stream = undrift.stream(
+            net, camera(), method=trial.method, generator=generator, preprocess=preprocess, **trial.settings, **seeded
+        )
+        probs = torch.cat([answer.probs for answer in stream]).float().cpu()
+    truth = labels.repeat(len(images))
     wait(device)
     seconds = time.perf_counter() - begun
+    stream.remove()
     confidence, right = probs.amax(1), probs.argmax(1) == truth
-    with tempfile.TemporaryDirectory() as folder:
-        size = undrift.save(model, Path(folder) / "domain.safetensors")
-    model.remove()
+    wrong = (~right).float().view(len(images), -1).mean(1)
     return {
+        "images": images.shape[1],
         "error": metrics.error(probs, truth),
+        "by domain": [round(float(value), 4) for value in wrong],
         "nll": metrics.nll(probs, truth),
         "ece": metrics.ece(probs, truth),
         "aurc": selective.aurc(confidence, right),
-        "file_bytes": size,
+        "events": [str(event) for event in stream.report.events][:5],
         "seconds": round(seconds, 1),
     }
 
 
-def worker(number: int, jobs: int, asked: argparse.Namespace, found: Any) -> None:
-    """Run every jobs-th of the trials that are left, and put what came of each into a queue."""
+def worker(asked: argparse.Namespace, left: Any, found: Any) -> None:
+    """Run one trial after another of those that are left, and put what came of each into a queue."""
     torch.set_num_threads(asked.threads)
     device = torch.device(asked.device)
     held: dict[str, tuple[Tensor, Tensor]] = {}
@@ -182,7 +173,7 @@ def worker(number: int, jobs: int, asked: argparse.Namespace, found: Any) -> Non
         except Exception as error:  # one trial that fails stops no other
             return {"failed": f"{type(error).__name__}: {error}"}
 
-    for trial in asked.left[number::jobs]:
+    while (trial := left.get()) is not None:
         found.put((trial.key, record(trial)))
     found.put(None)
 
@@ -195,15 +186,20 @@ def network(name: str, asked: argparse.Namespace) -> nn.Module:
 
 
 def development(name: str, asked: argparse.Namespace, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the images of the three corruptions (bytes), and their labels."""
+    """Return the images of each domain (bytes), and their labels."""
     if asked.tiny:
         clean, labels = tiny_data(Request()).images, torch.arange(12) % 4
     else:
         domain = NETWORKS[name][0](asked.data / name_of_data(name))
         clean, labels = domain.images[: asked.images], domain.labels[: asked.images]
-    made = [corrupt(clean.to(device), corruption, 5) for corruption in DEVELOPMENT]
-    made = [each if each.dtype == torch.uint8 else (255 * each).round().byte() for each in made]
-    return torch.cat(made), labels.repeat(len(DEVELOPMENT))
+    made = []
+    for corruptions in DOMAINS:
+        images = clean.to(device)
+        for corruption, severity in corruptions:
+            images = corrupt(images, corruption, severity)
+            images = images if images.dtype == torch.uint8 else (255 * images).round().byte()
+        made.append(images)
+    return torch.stack(made), labels
 
 
 def name_of_data(network: str) -> str:
@@ -212,25 +208,20 @@ def name_of_data(network: str) -> str:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """Return what was found as a Markdown table: means over seeds, and the difference to `undrift`'s error."""
-    lines = ["| network | trial | error % | − undrift | NLL | ECE % | AURC × 100 | file | seeds |", "|---" * 9 + "|"]
-    for name in NETWORKS:
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for trial in trials():
-            record = result["trials"].get(trial.key)
-            if trial.network == name and record is not None and "failed" not in record:
-                groups.setdefault(trial.name, []).append(record)
+    """Return what was found as a Markdown table: means over seeds."""
+    lines = ["| network | method | trial | images | error % | NLL | ECE % | AURC × 100 | seeds |", "|---" * 9 + "|"]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for key, record in result["trials"].items():
+        network, method, name = re.fullmatch(r"(\w+): ([\w-]+), (.*), seed \d+", key).groups()  # type: ignore[union-attr]
+        if "failed" not in record:
+            groups.setdefault((network, method, name), []).append(record)
 
-        def mean(records: list[dict[str, Any]], what: str, times: float = 1) -> float:
-            return times * statistics.fmean(record[what] for record in records)
+    def mean(records: list[dict[str, Any]], what: str, times: float = 1) -> str:
+        return f"{times * statistics.fmean(record[what] for record in records):.2f}"
 
-        base = mean(groups["undrift"], "error", 100) if "undrift" in groups else None
-        for trial_name, records in groups.items():
-            error = mean(records, "error", 100)
-            numbers = (f"{error:.2f}", "–" if base is None else f"{error - base:+.2f}", f"{mean(records, 'nll'):.3f}")
-            more = (f"{mean(records, 'ece', 100):.1f}", f"{mean(records, 'aurc', 100):.2f}")
-            size = f"{mean(records, 'file_bytes') / 1e6:.2f} MB"
-            lines.append(f"| {' | '.join((name, trial_name, *numbers, *more, size, str(len(records))))} |")
+    for name, own in sorted(groups.items(), key=lambda group: group[0][:2]):
+        numbers = [mean(own, "error", 100), mean(own, "nll"), mean(own, "ece", 100), mean(own, "aurc", 100)]
+        lines.append(f"| {' | '.join((*name, str(own[0]['images']), *numbers, str(len(own))))} |")
     failed = [f"- {key}: {record['failed']}" for key, record in result["trials"].items() if "failed" in record]
     return "\n".join([*lines, *failed])
 
@@ -241,20 +232,18 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--images", type=int, default=IMAGES, help="of each corruption")
-    parser.add_argument("--jobs", type=int, default=6, help="processes")
+    parser.add_argument("--images", type=int, default=IMAGES, help="of each domain")
+    parser.add_argument("--jobs", type=int, default=8, help="processes")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU, for each process")
     parser.add_argument("--only", default="", help="part of a trial's name")
     parser.add_argument("--tiny", action="store_true", help="a small random network; nothing is written")
     parser.add_argument("--table", action="store_true", help="print what was found, run nothing")
     asked = parser.parse_args()
     place = asked.results / "recipe-trials.json"
-    head = machine(torch.device(asked.device)) | {"images": asked.images, "cycles": CYCLES, "batch": BATCH}
+    head = machine(torch.device(asked.device)) | {"domains": DOMAINS, "batch": BATCH}
     result: dict[str, Any] = {**head, "trials": {}}
     if place.is_file() and not asked.tiny:
-        known = json.loads(place.read_text())
-        if asked.table or known["images"] == asked.images:
-            result = known
+        result = json.loads(place.read_text())
     if not asked.table:
         done = {key for key, record in result["trials"].items() if "failed" not in record}
         asked.left = [trial for trial in trials() if trial.key not in done and asked.only in trial.key]
@@ -265,9 +254,11 @@ def main() -> None:
 def go(asked: argparse.Namespace, result: dict[str, Any], place: Path) -> None:
     """Run the trials that are left; the record is written as each ends."""
     context = multiprocessing.get_context("spawn")
-    found = context.SimpleQueue()
+    left, found = context.SimpleQueue(), context.SimpleQueue()
     jobs = min(asked.jobs, max(1, len(asked.left)))
-    processes = [context.Process(target=worker, args=(number, jobs, asked, found)) for number in range(jobs)]
+    for trial in [*asked.left, *[None] * jobs]:
+        left.put(trial)
+    processes = [context.Process(target=worker, args=(asked, left, found)) for _ in range(jobs)]
     begun = time.perf_counter()
     for process in processes:
         process.start()

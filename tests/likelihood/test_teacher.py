@@ -151,7 +151,7 @@ def test_small_batches_take_small_steps_and_weights_step_by_their_size() -> None
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(undrift.OptionError, match=r"memory=0, share=0.5, replay=0, prior_images=16: needed"):
+    with pytest.raises(undrift.OptionError, match=r"memory=0, share=0.5, replay=1000, prior_images=16: needed"):
         methods.get("undrift").build({"memory": 0})
     with pytest.raises(undrift.OptionError, match=r"'upside down' is not one of mirror, shift"):
         Teacher(views="upside down")
@@ -162,7 +162,7 @@ def test_a_step_looks_again_at_images_that_were_sure() -> None:
     with torch.no_grad():
         net.fc.weight.mul_(12)  # sure of some images, unsure of others
     w = [p.detach().clone().requires_grad_() for p in net.parameters()]
-    first, second = (x.double() for x in batches(2, images=24))
+    first, second = (x.bfloat16().double() for x in batches(2, images=24))  # images are kept so
     model = quiet(net)
     likelihood = Teacher(memory=10**9, views=(), other=False, replay=100)
     list(undrift.stream(model, [first, second], likelihood))

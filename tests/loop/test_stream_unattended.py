@@ -237,7 +237,9 @@ def test_a_state_without_guard_or_pacing_is_refused() -> None:
 
 
 def test_the_state_does_not_grow() -> None:
-    going = default(trained(), [mixed(66, number % 5)[0][: 66 if number % 3 else 7] for number in range(60)])
+    # Few images to look at again, so that their room is full when the counting starts.
+    given = [mixed(66, number % 5)[0][: 66 if number % 3 else 7] for number in range(60)]
+    going = default(trained(), given, replay=50)
 
     def size() -> int:
         file = io.BytesIO()

@@ -162,17 +162,19 @@ class ViewsInUse:
 
     Args:
         names: names of `VIEWS`, or "auto".
+        most: how many are used; the first ones are.
     """
 
-    def __init__(self, names: str | Sequence[str]) -> None:
+    def __init__(self, names: str | Sequence[str], most: int | None = None) -> None:
         names = (names,) if isinstance(names, str) else tuple(names)
+        self.most = most
         self._test = SafeViews(tuple(VIEWS)) if names == (AUTO,) else None
         self._names = chosen(names) if self._test is None else None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the views; none while a test has seen too few images."""
-        return self._names or ()
+        return (self._names or ())[: self.most]
 
     @property
     def decided(self) -> bool:

@@ -5,13 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from undrift.posterior.outputs import per_image
-
 SURE = 0.1  # entropy of the teacher's answer, in ln(classes), below which it is sure
+MOST_BYTES = 2**26  # 222 images of 224×224 pixels; every saved state of a stream holds them
 
 
 class SureImages:
     """The latest images on which the teacher was sure and a draw of the network agreed, with their label.
+
+    Images are kept in bfloat16, about as fine as eight bits per colour, and at most 64 MiB of them.
 
     Args:
         most: how many are kept; 0 keeps none.
@@ -24,10 +25,11 @@ class SureImages:
 
     def offer(self, images: Tensor, target: Tensor, logits: Tensor) -> None:
         """Find what to keep of a batch once its step is made."""
-        label = per_image(target, "replay").argmax(1)
+        label = target.argmax(1)
         entropy = torch.special.entr(target).sum(1)
         sure = (entropy < SURE * math.log(target.shape[1])) & (label == logits.detach().argmax(1))
-        self._offered = images[sure].detach(), label[sure]
+        chosen = images[sure].detach()
+        self._offered = chosen.bfloat16() if chosen.is_floating_point() else chosen, label[sure]
 
     def keep(self) -> None:
         """Keep what was offered; the oldest make room."""
@@ -36,8 +38,9 @@ class SureImages:
         old, (images, labels) = self._kept, self._offered
         if old is not None and old[0].shape[1:] == images.shape[1:]:
             images, labels = torch.cat([old[0], images]), torch.cat([old[1], labels])
+        most = max(1, min(self.most, MOST_BYTES // max(1, images[:1].nbytes)))
         # Cloned, not a view: the whole would be held, and saved, behind it.
-        self._kept, self._offered = (images[-self.most :].clone(), labels[-self.most :].clone()), None
+        self._kept, self._offered = (images[-most:].clone(), labels[-most:].clone()), None
 
     def some(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
         """Return at most so many of the images at random, with their labels; None while there are none."""

@@ -12,7 +12,7 @@ from undrift._errors import OptionError
 from undrift._types import Step
 from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse, disagreement, mirror_tells
 from undrift.likelihood.averaged import Average
-from undrift.likelihood.roid import by_the_batch, corrected_prior
+from undrift.likelihood.roid import by_the_batch, corrected_prior, likelihood_ratios, weigh
 from undrift.likelihood.sure_images import SureImages
 from undrift.posterior.batch import device_of
 from undrift.posterior.domain_statistics import DomainStatistics, How
@@ -44,10 +44,11 @@ class Teacher:
         memory: images that the average remembers.
         views: names of views under which no label changes (`undrift.answer.views.VIEWS`), or "auto": those that pass a
             test without labels on the first images.
+        most_views: how many of them are used at most, mirror images first; 1 saves two of four passes.
         other: look at a second draw, of another view; without it a step takes half of the time.
         share: of the mean network in the answer; 0 saves two passes.
         replay: images to keep of those that the teacher was sure of; a step looks at as many of them as it has images.
-            They are part of a stream's state, so a saved stream then holds images.
+            They are part of a stream's state, so a saved stream then holds images. Answers per pixel keep none.
         prior_images: N₀, how many images the source's norm statistics are worth at least; 0 has the teacher normalise
             by each batch alone, as the network does in a step.
         seed: of the choice of v'; without it torch's global generator gives one.
@@ -61,9 +62,11 @@ class Teacher:
         memory: int = 40_000,
         *,
         views: str | Sequence[str] = AUTO,
+        most_views: int | None = None,
         other: bool = True,
         share: float = 0.5,
         replay: int = 0,
+        certainty: float = 0.0,
         prior_images: int = 0,
         seed: int | None = None,
     ) -> None:
@@ -74,7 +77,8 @@ class Teacher:
                 "40,000, 0.5, 0 and 0."
             )
         self.memory, self.other, self.share = memory, other, share
-        self._given, self._views = views, ViewsInUse(views)
+        self.certainty = certainty
+        self._given, self._views = views, ViewsInUse(views, most_views)
         self.teacher, self.sure = Average(), SureImages(replay)
         self._random = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
         self._step: Step | None = None
@@ -98,15 +102,24 @@ class Teacher:
         sides = self._views.of(step.images)
         if step is not self._step:
             self._ask(sides, step)
-            if self.sure.most:
+            if self.sure.most and logits.ndim == 2:
                 self.sure.offer(step.images, self._target, logits)
         loss = _to(self._target, logits)
+        if self.certainty:
+            loss = loss + self.certainty * self._certain(logits)
         if self.other:
             side = sides[int(torch.randint(len(sides) - 1, (), generator=self._random)) + 1 if len(sides) > 1 else 0]
             loss = 0.5 * (loss + _to(self._target, side.answer(step.drawn_logits(side(step.images)))))
         if self.sure.most and (again := self.sure.some(len(step.images), self._random)) is not None:
-            loss = loss + F.cross_entropy(step.drawn_logits(again[0]), again[1])
+            loss = loss + F.cross_entropy(step.drawn_logits(again[0].to(step.images.dtype)), again[1])
         return loss
+
+    def _certain(self, logits: Tensor) -> Tensor:
+        with torch.no_grad():
+            told = self._target.to(logits.dtype).clamp_min(1e-30).log()
+            weights, kept = weigh(told, self._target.to(logits.dtype).mean(0), 3.0)
+            weights = weights * kept
+        return (weights * likelihood_ratios(logits)).mean()
 
     @torch.no_grad()
     def _ask(self, sides: list[ReversibleView], step: Step) -> None:
@@ -115,8 +128,7 @@ class Teacher:
         looked, self._looked = self._looked, None
         if looked is None or looked[0] is not step.images or len(looked[1]) != len(sides):
             looked = step.images, self._told(step.model, step.images, sides, "batch")
-        self._target = torch.stack(looked[1]).mean(0)
-        answer = self._target
+        answer = self._target = torch.stack(looked[1]).mean(0)
         if self.share:
             own = sides[:2]
             mean = _mean_softmax((side.answer(step.mean_logits(side(step.images))) for side in own), len(own))

@@ -11,6 +11,7 @@ undrift recipe".
 
 from functools import partial
 
+from undrift.keep import Ensemble
 from undrift.likelihood import Nrc, Teacher
 from undrift.options import PAPER
 from undrift.recipes.method import Method
@@ -48,8 +49,8 @@ ROWS = (
         "undrift",
         "undrift 2026",
         ("stream", "adapt"),
-        _POSTERIOR.replace(train="*", init_fraction=0.04, weights_lr=0.03),
-        partial(Teacher, prior_images=_PRIOR_IMAGES),
+        _POSTERIOR.replace(train="*", init_fraction=0.1, weights_lr=0.03),
+        partial(Teacher, replay=1000, prior_images=_PRIOR_IMAGES),
         by_loop={"adapt": _OVER_EPOCHS},
     ),
     Method(
@@ -59,6 +60,7 @@ ROWS = (
         ("stream", "adapt"),
         _POSTERIOR.replace(init_fraction=0.1),
         partial(Teacher, memory=20_000, other=False, share=0.0, prior_images=_PRIOR_IMAGES),
+        (partial(Ensemble, ensemble=1.0),),
         by_loop={"adapt": _OVER_EPOCHS},
     ),
 )
