@@ -20,7 +20,7 @@ Var and replay gain, and more together. docs/explanation/defaults.md has the tab
 Command:   python benchmarks/recipe_trials.py --data ../shared/data --device cuda --jobs 12 [--images 1500]
            python benchmarks/recipe_trials.py --tiny                                            does everything run?
            python benchmarks/recipe_trials.py --table                                           print what was found
-Output:    recipe-trials.json under --results, trial by trial; a finished trial is not run again.
+Output:    recipe_trials.json under --results, trial by trial; a finished trial is not run again.
 Seeds:     0, and 1 for the defaults.
 """
 
@@ -207,23 +207,29 @@ def name_of_data(network: str) -> str:
     return Path(NETWORKS[network][1]).parent.name
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Return what was found as a Markdown table: means over seeds."""
-    lines = ["| network | method | trial | images | error % | NLL | ECE % | AURC × 100 | seeds |", "|---" * 9 + "|"]
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+def page(result: Mapping[str, Any]) -> str:
+    """Return what was found as Markdown: a table for each network, means over seeds, the least error first."""
+    groups: dict[str, dict[tuple[str, str], list[dict[str, Any]]]] = {}
     for key, record in result["trials"].items():
         network, method, name = re.fullmatch(r"(\w+): ([\w-]+), (.*), seed \d+", key).groups()  # type: ignore[union-attr]
         if "failed" not in record:
-            groups.setdefault((network, method, name), []).append(record)
+            groups.setdefault(network, {}).setdefault((method, name), []).append(record)
 
-    def mean(records: list[dict[str, Any]], what: str, times: float = 1) -> str:
-        return f"{times * statistics.fmean(record[what] for record in records):.2f}"
+    def mean(records: list[dict[str, Any]], what: str, times: float = 1) -> float:
+        return times * statistics.fmean(record[what] for record in records)
 
-    for name, own in sorted(groups.items(), key=lambda group: group[0][:2]):
-        numbers = [mean(own, "error", 100), mean(own, "nll"), mean(own, "ece", 100), mean(own, "aurc", 100)]
-        lines.append(f"| {' | '.join((*name, str(own[0]['images']), *numbers, str(len(own))))} |")
-    failed = [f"- {key}: {record['failed']}" for key, record in result["trials"].items() if "failed" in record]
-    return "\n".join([*lines, *failed])
+    parts = []
+    for network in sorted(groups, reverse=True):
+        lines = ["| method | change | images | error % | NLL | ECE % | AURC × 100 | seeds |", "|---|---|" + "---:|" * 6]
+        found = groups[network]
+        for (method, name), own in sorted(found.items(), key=lambda group: mean(group[1], "error")):
+            numbers = [mean(own, "error", 100), mean(own, "nll"), mean(own, "ece", 100), mean(own, "aurc", 100)]
+            cells = (method, name, f"{own[0]['images']:,}", *(f"{number:.2f}" for number in numbers), str(len(own)))
+            lines.append(f"| {' | '.join(cells)} |")
+        named = {"wrn40_2": "WRN-40-2, CIFAR-10", "resnext29": "ResNeXt-29, CIFAR-100"}[network]
+        parts.append(f"**{named}, fifteen development domains.**\n\n" + "\n".join(lines))
+    machine_of = f"{result['hardware']}; torch {result['torch']}; {result['date']}; bfloat16, batches of {BATCH}."
+    return "\n\n".join([*parts, machine_of])
 
 
 def main() -> None:
@@ -239,7 +245,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a small random network; nothing is written")
     parser.add_argument("--table", action="store_true", help="print what was found, run nothing")
     asked = parser.parse_args()
-    place = asked.results / "recipe-trials.json"
+    place = asked.results / "recipe_trials.json"
     head = machine(torch.device(asked.device)) | {"domains": DOMAINS, "batch": BATCH}
     result: dict[str, Any] = {**head, "trials": {}}
     if place.is_file() and not asked.tiny:
@@ -248,7 +254,10 @@ def main() -> None:
         done = {key for key, record in result["trials"].items() if "failed" not in record}
         asked.left = [trial for trial in trials() if trial.key not in done and asked.only in trial.key]
         go(asked, result, place)
-    print(table(result))
+    print(page(result))
+    for key, record in result["trials"].items():
+        if "failed" in record:
+            print(f"{key}: {record['failed']}")
 
 
 def go(asked: argparse.Namespace, result: dict[str, Any], place: Path) -> None:
