@@ -151,6 +151,15 @@ def share_rows(images: Tensor, places: Tensor) -> tuple[Share, Tensor, Tensor]:
     return Share((sum(rows),) * len(rows), rank(), alike=True), share.join(images), everywhere
 
 
+def divided(batch: Tensor) -> tuple[Share | None, Tensor]:
+    """Return how a batch that every process holds is divided among them, and this one's part of it."""
+    count = processes()
+    if count == 1 or len(batch) < count:
+        return (None if count == 1 else Share((len(batch),) * count, rank(), alike=True)), batch
+    bounds = (part_of(len(batch), number, count) for number in range(count))
+    return Share(tuple(last - first for first, last in bounds), rank()), part(batch)
+
+
 def tell_failure(error: Exception) -> None:
     """Let the other processes, which wait for this one's part of a batch, raise its error too."""
     facts = torch.zeros(12, dtype=torch.int64)
