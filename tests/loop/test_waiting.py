@@ -18,6 +18,14 @@ def batches(count: int = 3) -> list[Tensor]:
     return [images(6, seed) for seed in range(count)]
 
 
+def patterns(seed: int, count: int = 96) -> Tensor:
+    """Return images of three kinds, which a network tells apart by their brightest channel."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(count, 3, 8, 8, generator=generator)
+    x[torch.arange(count), torch.randint(3, (count,), generator=generator)] += 2
+    return x
+
+
 def test_reads_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(4)
     asking = [
@@ -67,6 +75,26 @@ def test_a_batch_of_a_stream(
     with reads(monkeypatch) as seen:
         assert set(s.latest) == {"loss", "likelihood", "kl", "entropy", "balance"}
     assert seen.total == 1, seen.found
+
+
+# Are all images finite? Do views and the domain speak against them? Are loss and gradient finite, and the state after?
+@pytest.mark.parametrize(("method", "more"), [("undrift-light", []), ("undrift", ["nonzero in sure_images.py"])])
+def test_a_batch_of_a_stream_that_looks_after_itself(
+    method: str, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = undrift.stream(convnet(), [patterns(seed) for seed in range(3)], method=method, guard=False)
+    next(s), next(s)
+    with reads(monkeypatch) as seen:
+        next(s)
+    assert s.report.steps == 3
+    # Adam's counts and the choice of a view are on the CPU always.
+    found = {asked.partition(":")[0] for asked in seen.found} - {
+        "_local_scalar_dense in step.py",
+        "_local_scalar_dense in teacher.py",
+    }
+    needed = ["_local_scalar_dense in streaming.py", "tolist in teacher.py", "tolist in step.py"]
+    assert found == {*needed, "_local_scalar_dense in online.py", *more}
+    assert all(seen.found[asked] == 1 for asked in seen.found if asked.partition(":")[0] in {*needed, *more})
 
 
 def test_a_stream_makes_one_pass_a_draw_and_no_more() -> None:

@@ -28,8 +28,9 @@ class SureImages:
         label = target.argmax(1)
         entropy = torch.special.entr(target).sum(1)
         sure = (entropy < SURE * math.log(target.shape[1])) & (label == logits.detach().argmax(1))
-        chosen = images[sure].detach()
-        self._offered = chosen.bfloat16() if chosen.is_floating_point() else chosen, label[sure]
+        places = sure.nonzero()[:, 0]  # as a mask it would be asked for twice
+        chosen = images.detach()[places]
+        self._offered = chosen.bfloat16() if chosen.is_floating_point() else chosen, label[places]
 
     def keep(self) -> None:
         """Keep what was offered; the oldest make room."""

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from undrift.kernels.reference import wide
@@ -37,7 +38,7 @@ TELLING = 16
 
 FLOOR, TINY = 1e-4, 1e-12  # the least scatter, as a part of the variance; the least of all
 
-How = Literal["batch", "kept", "prior", "again"]
+How = Literal["batch", "kept", "prior", "known", "again"]
 Moments = tuple[Tensor, Tensor]
 
 
@@ -56,12 +57,18 @@ class LayerStatistics:
         self._answering: Moments | None = None
         self._batch: tuple[Tensor, Tensor, Tensor, int] | None = None
 
-    def of(self, how: How, x: Tensor, prior: float) -> Moments:
-        """Return mean and variance to normalise a batch by."""
+    def of(self, how: How, x: Tensor, prior: float, trusted: Tensor | float = 1.0) -> Moments:
+        """Return mean and variance to normalise a batch by.
+
+        Args:
+            how: as in `DomainStatistics.answering`.
+            prior: N₀.
+            trusted: factors of what is known, the prior's and the domain's; a 0 leaves one out.
+        """
         if how == "again" and self._answering is not None:
             return self._answering
-        if how == "kept":
-            self._answering = _mixed(self.rows[0], self.rows[1], self.worth)
+        if how in ("kept", "known"):
+            self._answering = _mixed(self.rows[0], self.rows[1], self.worth * trusted)
             return self._answering
         if how == "prior":
             self._answering = self.rows[0][0], self.rows[1][0]
@@ -70,17 +77,17 @@ class LayerStatistics:
         mean, var, scatter = _moments(x)
         worth = self._told((mean, var), scatter, count, prior) if count >= TELLING else self.worth
         rows = [torch.cat([kept, own[None]]) for kept, own in zip(self.rows, (mean, var), strict=True)]
-        self._answering = _mixed(rows[0], rows[1], torch.cat([worth, worth.new_tensor([float(count)])]))
+        self._answering = _mixed(rows[0], rows[1], F.pad(worth, (0, 1), value=float(count)))  # copies no number there
         self._batch = mean, var, worth, count
         return self._answering
 
-    def take(self) -> Tensor | None:
-        """Count the last batch as images of the domain; return what was kept before is worth now, and was worth."""
+    def take(self) -> None:
+        """Count the last batch as images of the domain."""
         if self._batch is None:
-            return None
+            return
         (mean, var, worth, count), self._batch = self._batch, None
         sound = var < torch.inf  # false for NaN
-        seen, before = worth[1], self.worth[1]
+        seen = worth[1]
         parts = torch.stack([seen, torch.full_like(seen, count)])
         means, variances = self.rows
         now = _mixed(torch.stack([means[1], mean]), torch.stack([variances[1], var]), parts)
@@ -89,7 +96,6 @@ class LayerStatistics:
             torch.stack([variances[0], torch.where(sound, now[1], variances[1])]),
         )
         self.worth = torch.stack([worth[0], (seen + count).clamp_max(MOST)])
-        return torch.stack([seen, before])
 
     def _told(self, batch: Moments, scatter: Moments, count: int, prior: float) -> Tensor:
         """Return what each of the kept statistics is worth, as a batch tells."""
@@ -111,6 +117,7 @@ class DomainStatistics:
     def __init__(self, prior: int) -> None:
         self.prior = prior
         self.layers: dict[str, LayerStatistics] = {}
+        self._heard: tuple[float, float] | None = None  # what the last batch told, once the host has read it
 
     def start(self, model: Perturbed) -> bool:
         """Take the statistics that the network has as the prior, once; return whether it has any that move."""
@@ -127,37 +134,50 @@ class DomainStatistics:
 
         Args:
             how: "batch" counts the batch of each pass; "kept" leaves it out; "prior" leaves out the domain as well;
+                "known" leaves it out where the last batch is foreign to it, which the host need not know yet;
                 "again" takes those of the last pass.
         """
+        trusted: Tensor | float = 1.0
+        if how == "batch":
+            self._heard = None
+        elif how == "known" and (told := self.told()) is not None:
+            trusted = torch.stack([torch.ones_like(told[0]), 1 - self._foreign(*told).to(told)])
         policies = [(policy, self.layers[policy.name]) for policy in _tracked(model) if policy.name in self.layers]
         try:
             for policy, layer in policies:
-                policy.given = lambda x, layer=layer: layer.of(how, x, self.prior)
+                policy.given = lambda x, layer=layer: layer.of(how, x, self.prior, trusted)
             yield
         finally:
             for policy, _ in policies:
                 policy.given = None
 
     @torch.no_grad()
-    def foreign(self) -> bool:
-        """Return whether the last batch speaks against what was seen: worth fewer than N₀ images in half the layers."""
+    def told(self) -> Tensor | None:
+        """Return what the domain's images are worth now, as the last batch tells, and before: medians over layers."""
         told = [torch.stack([layer._batch[2][1], layer.worth[1]]) for layer in self.layers.values() if layer._batch]
-        if not told:
-            return False
-        seen, before = torch.stack(told).median(0).values.tolist()
-        return bool(before >= TELLING and seen < self.prior)
+        return torch.stack(told).median(0).values if told else None
+
+    def hear(self, seen: float, before: float) -> bool:
+        """Take note of what was `told`, read by the host; return whether the last batch is foreign to what was seen.
+
+        It is where what was seen is worth fewer than N₀ images now, in half of the layers.
+        """
+        self._heard = seen, before
+        return bool(self._foreign(seen, before))
+
+    def _foreign(self, seen: Any, before: Any) -> Any:
+        return (before >= TELLING) & (seen < self.prior)
 
     @torch.no_grad()
     def take(self) -> bool:
-        """Count the images of the last pass as seen; return whether they are of another domain than those before.
-
-        They are where the statistics before are worth fewer than N₀ images now, in half of the layers.
-        """
-        told = [found for layer in self.layers.values() if (found := layer.take()) is not None]
-        if not told:
-            return False
-        seen, before = torch.stack(told).median(0).values.tolist()
-        return bool(before >= MOST / 2 and seen < self.prior)
+        """Count the images of the last pass as seen; return whether they are of another domain than those before."""
+        heard, self._heard = self._heard, None
+        if heard is None and (told := self.told()) is not None:
+            seen, before = told.tolist()
+            heard = seen, before
+        for layer in self.layers.values():
+            layer.take()
+        return heard is not None and heard[1] >= MOST / 2 and heard[0] < self.prior
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen."""
@@ -168,7 +188,7 @@ class DomainStatistics:
 
     def load_state_dict(self, state: Mapping[str, Any], model: Perturbed) -> None:
         """Go on from what was seen."""
-        self.layers = {}
+        self.layers, self._heard = {}, None
         places = {policy.name: policy.layer.running_mean for policy in _tracked(model)}
         for name, kept in copy.deepcopy(dict(state)).items():
             kept = {part: tensor.to(places[name].device) for part, tensor in kept.items()}
