@@ -324,15 +324,20 @@ def turns(request: Request) -> str:
     if not now:
         return "Not measured yet."
     before = {said: found for n, said in BEFORE.items() if (found := saved(request, f"speed-turns-cuda-{n}"))}
+    cases = [case for case in GPU if case.network in now["networks"]]
+    compiled = all("ratio, compiled, one graph" in now["networks"][case.network] for case in cases)
     header = [""]
     for how in ("", ", one graph"):
         header += [f"Tent{how}", f"VMP{how}", "ratio", *before]
+    header += ["ratio, compiled, one graph"] * compiled
     lines = []
-    for case in GPU:
+    for case in cases:
+        own = now["networks"][case.network]
         line = [speed.title(case)]
         for how in ("", ", one graph"):
-            line += [f"{now['networks'][case.network][kind + how]:.1f}" for kind in ("tent", "vmp")]
+            line += [f"{own[kind + how]:.1f}" for kind in ("tent", "vmp")]
             line += [f"{found['networks'][case.network][f'ratio{how}']:.2f}" for found in (now, *before.values())]
+        line += [f"{own['ratio, compiled, one graph']:.2f}"] if compiled else []
         lines.append(line)
     return table(header, lines).rstrip("\n")
 

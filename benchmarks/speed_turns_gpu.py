@@ -7,15 +7,18 @@ apart.
 
 Command:   python benchmarks/speed_turns_gpu.py [--turns 30] [--compiled] [--networks ResNet-50 ViT-S/16]
 Hardware:  a GPU, about a minute, with --compiled four; on a CPU a tiny network, to see that it runs.
-Output:    speed-turns-cuda.json under --results.
+Output:    speed-turns-cuda.json under --results, written after each turn; networks that a run of the same day and
+           machine measured stay in it.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,8 +32,10 @@ KINDS, WARM_UP = ("tent", "vmp"), 10
 TINY = (Case("WRN-40", 2, 8, width=1),)
 
 
-def in_turns(case: Case, device: torch.device, turns: int, modes: dict[str, dict[str, bool]]) -> dict[str, float]:
-    """Return the median milliseconds of each rival's step in each mode."""
+def in_turns(
+    case: Case, device: torch.device, turns: int, modes: dict[str, dict[str, bool]]
+) -> Iterator[dict[str, float]]:
+    """Give after each turn the median milliseconds of each rival's step in each mode, and the ratios."""
     low = device.type == "cuda"
     x = images(case.batch, case.side, device, low)
     steps = {
@@ -38,8 +43,18 @@ def in_turns(case: Case, device: torch.device, turns: int, modes: dict[str, dict
         for mode, how in modes.items()
         for kind in KINDS
     }
-    taken = [[laps(step, device, 1)[0] for step in steps.values()] for _ in range(WARM_UP + turns)][WARM_UP:]
-    return {name: 1e3 * statistics.median(column) for name, column in zip(steps, zip(*taken, strict=True), strict=True)}
+    taken = list[list[float]]()
+    for _ in range(WARM_UP + turns):
+        taken.append([laps(step, device, 1)[0] for step in steps.values()])
+        columns = zip(*taken[WARM_UP:], strict=True)
+        if found := {n: 1e3 * statistics.median(column) for n, column in zip(steps, columns, strict=False)}:
+            yield found | {f"ratio{mode}": found[f"vmp{mode}"] / found[f"tent{mode}"] for mode in modes}
+
+
+def begun(place: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the record to go on with: that of an earlier run like this one, or a new one."""
+    had = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+    return about | {"networks": had["networks"] if had and about.items() <= had.items() else {}}
 
 
 def main(words: list[str]) -> None:
@@ -56,21 +71,20 @@ def main(words: list[str]) -> None:
     modes: dict[str, dict[str, bool]] = {"": {}, ", one graph": {"graphs": gpu}}
     if asked.compiled:
         modes[", compiled, one graph"] = {"compiled": True, "graphs": gpu}
-    record = machine(device) | settings(device) | {"turns": asked.turns, "networks": {}}
     asked.results.mkdir(parents=True, exist_ok=True)
+    place = asked.results / "speed-turns-cuda.json"
+    record = begun(place, machine(device) | settings(device) | {"turns": asked.turns})
     with quickest():
         for case in GPU if gpu else TINY:
             if asked.networks and case.network not in asked.networks:
                 continue
-            found = in_turns(case, device, asked.turns, modes)
-            ratios = {f"ratio{mode}": found[f"vmp{mode}"] / found[f"tent{mode}"] for mode in modes}
-            record["networks"][case.network] = found | ratios
-            said = ", ".join(
-                f"{ratio:.2f}{mode.replace(',', '')}" for mode, ratio in zip(modes, ratios.values(), strict=True)
-            )
+            found = dict[str, float]()
+            for found in in_turns(case, device, asked.turns, modes):
+                record["networks"][case.network] = found
+                if gpu:  # a tiny network's numbers stand for nothing
+                    write_text(place, json.dumps(record, indent=1) + "\n")
+            said = ", ".join(f"{found[f'ratio{mode}']:.2f}{mode.replace(',', '')}" for mode in modes)
             print(f"{case.network}: VMP over Tent {said}", found, flush=True)
-            if gpu:  # a tiny network's numbers stand for nothing
-                write_text(asked.results / "speed-turns-cuda.json", json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
