@@ -103,6 +103,7 @@ class Pacs:
             fast=asked.fast,
             device=asked.device,
             images=asked.images,
+            tiny=asked.tiny,
             weights=weights,
             extra={"shared": "yes"},  # no times are recorded beside other processes
         )
@@ -174,7 +175,7 @@ class Pacs:
         store, heard = Store(self.request.results / "offline"), list[str]()
         with hearing(heard):
             numbers = dict(self.running(cell, Bar("pacs", 1, False), self.look, task))
-        if self.tiny or store.finished(cell) is None:
+        if store.finished(cell) is None:
             store.put(cell, {**machine(self.device), "fast": self.request.fast, **numbers, "warnings": heard})
         ways = self.route(task, seed)
         verdict = self.running.history.verdict
