@@ -54,7 +54,7 @@ from undrift_bench.bench.harness.measure import Scoring, machine
 from undrift_bench.bench.harness.quickly import quickly
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.harness.run import hearing
-from undrift_bench.bench.harness.shared_jobs import Job, SharedJobs
+from undrift_bench.bench.harness.shared_jobs import SharedJob, SharedJobs
 from undrift_bench.bench.harness.store import Store
 from undrift_bench.bench.offline.benchmark import Offline
 from undrift_bench.bench.offline.run import Adapting
@@ -119,29 +119,33 @@ class Pacs:
 
     # Which jobs there are ---------------------------------------------------------------------------------------
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[SharedJob]:
         """Return the jobs in their order: sources, tasks, mixtures, compression."""
         asked = list(dict.fromkeys(pair for name in self.asked.jobs for pair in self.named(name)))
         sources = list(dict.fromkeys((task.source, seed) for task, seed in asked))
         domains = list(dict.fromkeys(name for task, _ in asked for name in (task.source, task.target)))
-        found = [Job(f"images-{name}", lambda name=name: self.images(name), files=self.files(name)) for name in domains]
+        found = [
+            SharedJob(f"images-{name}", lambda name=name: self.images(name), files=self.files(name)) for name in domains
+        ]
         found += [
-            Job(f"source-{name}-s{seed}", lambda name=name, seed=seed: self.train(name, seed), (f"images-{name}",))
+            SharedJob(
+                f"source-{name}-s{seed}", lambda name=name, seed=seed: self.train(name, seed), (f"images-{name}",)
+            )
             for name, seed in sources
         ]
         for task, seed in asked:
             needs = f"images-{task.target}", f"source-{task.source}-s{seed}"
-            found.append(Job(f"{task.name}-s{seed}", lambda task=task, seed=seed: self.task(task, seed), needs))
+            found.append(SharedJob(f"{task.name}-s{seed}", lambda task=task, seed=seed: self.task(task, seed), needs))
         for source, seed in sources:
             own = [task for task, other in asked if (task.source, other) == (source, seed)]
             if len(own) == len([task for task in self.made_of.dataset.tasks if task.source == source]):
                 needs = tuple(f"{task.name}-s{seed}" for task in own)
                 name = f"{source}-mixed-s{seed}"
-                found.append(Job(name, lambda own=own, seed=seed: self.mixture(own, seed), needs))
+                found.append(SharedJob(name, lambda own=own, seed=seed: self.mixture(own, seed), needs))
         if self.asked.compress:
             for task, seed in asked:
                 name = f"{task.name}-stored-s{seed}"
-                found.append(Job(name, lambda t=task, s=seed: self.stored(t, s), (f"{task.name}-s{seed}",)))
+                found.append(SharedJob(name, lambda t=task, s=seed: self.stored(t, s), (f"{task.name}-s{seed}",)))
         return found
 
     def named(self, words: str) -> list[tuple[Task, int]]:

@@ -10,7 +10,7 @@ import pytest
 
 from undrift.system.lock import held
 from undrift_bench.bench.harness.gathered import gather
-from undrift_bench.bench.harness.shared_jobs import Job, SharedJobs
+from undrift_bench.bench.harness.shared_jobs import SharedJob, SharedJobs
 
 
 def quiet(_line: str) -> None:
@@ -30,8 +30,12 @@ def noting(done: list[str], name: str, fails: bool = False) -> Callable[[], str]
 def test_a_job_is_done_once_and_after_what_it_needs(tmp_path: Path) -> None:
     done = list[str]()
     late = tmp_path / "late.tar"
-    first = Job("arrive", lambda: (late.touch(), "came")[1])
-    jobs = [Job("read", noting(done, "read"), files=(late,)), first, Job("train", noting(done, "train"), ("read",))]
+    first = SharedJob("arrive", lambda: (late.touch(), "came")[1])
+    jobs = [
+        SharedJob("read", noting(done, "read"), files=(late,)),
+        first,
+        SharedJob("train", noting(done, "train"), ("read",)),
+    ]
     for _ in range(2):
         SharedJobs(tmp_path / "jobs", jobs).work(60, quiet)
     assert done == ["read", "train"]
@@ -41,7 +45,7 @@ def test_a_job_is_done_once_and_after_what_it_needs(tmp_path: Path) -> None:
 def test_a_failure_costs_only_what_needs_it(tmp_path: Path) -> None:
     done, said = list[str](), list[str]()
     names = {"a": ("fails", ()), "b": ("", ("a",)), "c": ("", ("b",)), "d": ("", ())}
-    jobs = [Job(name, noting(done, name, bool(how)), needs) for name, (how, needs) in names.items()]
+    jobs = [SharedJob(name, noting(done, name, bool(how)), needs) for name, (how, needs) in names.items()]
     shared = SharedJobs(tmp_path, jobs)
     shared.work(60, said.append)
     assert done == ["a", "d"]
@@ -52,7 +56,7 @@ def test_a_failure_costs_only_what_needs_it(tmp_path: Path) -> None:
 
 def test_a_job_of_another_process_is_left_to_it(tmp_path: Path) -> None:
     done = list[str]()
-    shared = SharedJobs(tmp_path, [Job("a", noting(done, "a")), Job("b", noting(done, "b"))])
+    shared = SharedJobs(tmp_path, [SharedJob("a", noting(done, "a")), SharedJob("b", noting(done, "b"))])
     with held(tmp_path / "a.lock") as mine:
         assert mine
         shared.work(0.5, quiet)

@@ -13,7 +13,7 @@ PAUSE = 0.2  # seconds between two looks for something to do
 
 
 @dataclass(frozen=True)
-class Job:
+class SharedJob:
     """Something that is done once; a file of its name says so.
 
     Attributes:
@@ -34,13 +34,13 @@ class SharedJobs:
     Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     jobs = SharedJobs(Path(folder), [Job("a", lambda: "1 image"), Job("b", lambda: "2", needs=("a",))])
+        ...     jobs = SharedJobs(Path(folder), [SharedJob("a", lambda: "1 image"), SharedJob("b", lambda: "2", needs=("a",))])
         ...     jobs.work(seconds=60, say=lambda line: None)
         ...     jobs.done("a"), jobs.done("b"), jobs.failed("a")
         (True, True, False)
     """
 
-    def __init__(self, folder: Path, jobs: Sequence[Job]) -> None:
+    def __init__(self, folder: Path, jobs: Sequence[SharedJob]) -> None:
         self.folder, self.jobs = folder, jobs
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,9 +60,9 @@ class SharedJobs:
             if not any(self._taken(job, say) for job in ready):
                 time.sleep(PAUSE)
 
-    def _left(self) -> list[Job]:
+    def _left(self) -> list[SharedJob]:
         """Return the jobs that are not done, and need none that failed."""
-        left, lost = list[Job](), set[str]()
+        left, lost = list[SharedJob](), set[str]()
         for job in self.jobs:
             if self.failed(job.name) or lost.intersection(job.needs):
                 lost.add(job.name)
@@ -70,7 +70,7 @@ class SharedJobs:
                 left.append(job)
         return left
 
-    def _taken(self, job: Job, say: Callable[[str], None]) -> bool:
+    def _taken(self, job: SharedJob, say: Callable[[str], None]) -> bool:
         """Do a job, unless another process does it, or has done it meanwhile."""
         with held(self.folder / f"{job.name}.lock") as mine:
             if not mine or self.done(job.name) or self.failed(job.name):
