@@ -34,7 +34,7 @@ class SharedJobs:
     Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     jobs = SharedJobs(Path(folder), [SharedJob("a", lambda: "1 image"), SharedJob("b", lambda: "2", needs=("a",))])
+        ...     jobs = SharedJobs(Path(folder), [SharedJob("a", lambda: "1"), SharedJob("b", lambda: "2", ("a",))])
         ...     jobs.work(seconds=60, say=lambda line: None)
         ...     jobs.done("a"), jobs.done("b"), jobs.failed("a")
         (True, True, False)
