@@ -12,9 +12,9 @@ LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
 
 
 def standalone(readme: str) -> str:
-    """Return a README with the words of its relative links alone, and without its own pictures.
+    r"""Return a README with the words of its relative links alone, and without its own pictures.
 
-    >>> standalone("![curve](docs/a.png)\\n\\n[Speed](docs/speed.md), [PyTorch](https://pytorch.org)")
+    >>> standalone("![curve](docs/a.png)\n\n[Speed](docs/speed.md), [PyTorch](https://pytorch.org)")
     'Speed, [PyTorch](https://pytorch.org)'
     """
     parts = CODE.split(readme)
