@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import undrift
 from offline_support import network
 from support import images
-from undrift import methods
-from undrift._types import Batches, Step
+from undrift import Step, methods
+from undrift._types import Batches
 from undrift.likelihood import Nrc, Shot
 from undrift.likelihood import shot as shot_module
 from undrift.likelihood.banks import Banks

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 import undrift
 from stream_support import equal
 from support import convnet, images
+from undrift import Stream
 from undrift.likelihood import Teacher
 from undrift.loop.guard import REST
 from undrift.loop.pacing import ENOUGH, Pacing
 from undrift.loop.stream_report import StreamEvent, StreamReport
-from undrift.stream import Stream, stream
+from undrift.stream import stream
 
 
 def seed() -> torch.Generator:
