@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from online_support import corrected_prior
 from undrift import methods
 from undrift.likelihood import Teacher
-from undrift.likelihood.roid import corrected_prior
 
 RATE = 0.1
 
