@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import undrift
 from stream_support import equal
 from support import convnet, images
+from undrift._types import Doubt
 from undrift.likelihood import Teacher
 from undrift.loop.guard import REST
 from undrift.loop.pacing import ENOUGH, Pacing
@@ -151,13 +152,14 @@ def test_a_domain_whose_mirror_images_are_of_other_classes_is_no_run() -> None:
 def test_the_decisions_of_pacing_by_hand() -> None:
     report = StreamReport()
     pacing = Pacing(report)
-    assert pacing.sample(0.05, 0.01, 0.0)  # too little to matter
-    assert pacing.sample(0.3, 0.1, 0.11)  # too unsure
-    assert pacing.sample(0.4, 0.3, 0.01)  # a hard domain
-    assert not pacing.sample(0.3, 0.1, 0.05)
-    assert not pacing.sample(0.3, 0.1, 0.05)
+    assert pacing.sample(Doubt(0.05, 2.0, 2.2, 1.0))  # views agree
+    assert pacing.sample(Doubt(0.4, 0.2, 2.2, 1.0))  # a hard domain
+    assert pacing.sample(Doubt(0.4, 2.0, 2.2, 2.1))  # of many classes
+    assert pacing.sample(Doubt(0.4, 2.0, 0.0, 0.0))  # of one, whatever the statistics
+    assert not pacing.sample(Doubt(0.4, 2.0, 2.2, 1.0))
+    assert not pacing.sample(Doubt(0.4, 2.0, 2.2, 1.0))
     assert [event.kind for event in report.events] == ["balanced on"]
-    assert all(pacing.sample(0.0, 0.0, 0.1) for _ in range(10))
+    assert all(pacing.sample(Doubt(0.0, 0.0, 0.0, 0.0)) for _ in range(10))
     assert [event.kind for event in report.events] == ["balanced on", "balanced off"]
     assert pacing.whole(torch.zeros(ENOUGH, 1))
     assert not pacing.whole(torch.zeros(1, 1))
