@@ -44,7 +44,7 @@ def test_adapt_says_it_once_with_the_line_of_the_caller(folder: Path) -> None:
     assert [w.filename for w in mine] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        undrift.predict(model, domain, 0)  # said already
+        undrift.predict(model, domain)  # said already
         undrift.stream(model, domain.prepared(HALVES).named_batches(2))
         undrift.stream(model, [torch.zeros(2, 3, 8, 8)])
         model.preprocess = None
