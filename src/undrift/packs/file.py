@@ -48,9 +48,10 @@ def save(
         model: a perturbed network.
         path: where to; an existing file is replaced at the last moment.
         source: a name for the source network (or the path of its checkpoint), for people to read.
-        mean: how trained weights are stored: "signs", "ternary", "2-bit", "3-bit", "4-bit", "rank-8" (or another), or
-            "exact" for bit for bit. "auto" is ternary, and 4-bit where fewer than a million weights are trained. What
-            each costs in accuracy: docs/explanation/packs.md.
+        mean: how trained weights are stored: in so many bits each on average, such as "1-bit" or "1.5-bit"; as "ternary"
+            or "signs" of one step per kernel; as "rank-8" (or another); or "exact" for bit for bit. "auto" is 1.5-bit,
+            and 4-bit where fewer than a million weights are trained. What each costs in accuracy:
+            docs/explanation/packs.md.
         name: of the pack. Default: the file's name without its ending.
 
     Raises:
