@@ -14,10 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import undrift
 from stream_support import NAN, batches, equal, model_of, state_of
 from support import convnet, images, learnables, same
+from undrift import Stream
 from undrift.likelihood import Consistency, Shot, entropy
-from undrift.loop.optimise import make_optimiser
-from undrift.loop.streaming import Stream
-from undrift.posterior.state import beside_a_step
 from undrift.predict import predict
 from undrift.stream import stream
 
@@ -27,7 +25,7 @@ def test_a_step_by_hand() -> None:
     twin = copy.deepcopy(model)
     (p,) = stream(model, [images()], answer="before", lr=0.01)
     twin.eval()
-    optimiser = make_optimiser(twin, "adam", 0.01)
+    optimiser = torch.optim.Adam(learnables(twin).values(), 0.01, fused=True)
     logits = twin(images())
     (entropy(logits) + undrift.kl(twin, "sum") / 6).backward()
     optimiser.step()
@@ -46,8 +44,8 @@ def test_several_draws_are_averaged_and_move_statistics_once() -> None:
     twin.eval()
     twin.key.training = True
     first = twin(images())
-    with beside_a_step(twin, noisy=True):
-        probs = [first.softmax(1), *(twin(images()).softmax(1) for _ in range(2))]
+    more = undrift.Step(twin, images(), twin).drawn_logits
+    probs = [first.softmax(1), *(more().softmax(1) for _ in range(2))]
     torch.testing.assert_close(p.probs, torch.stack(probs).mean(0))
     assert torch.equal(model.net[1].running_mean, twin.net[1].running_mean)
     assert (p.mutual_info > 0).all()

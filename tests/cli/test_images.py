@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from undrift.loop.streaming import Stream
+from undrift import Stream
 
 from .conftest import MODEL, Run, pictures, start
 

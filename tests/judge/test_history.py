@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 import undrift
 from adapt_support import small
 from support import images
+from undrift import History
 from undrift.adapt import adapt
-from undrift.judge.history import History
 from undrift.likelihood import entropy
 
 

@@ -13,12 +13,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import undrift
 from adapt_support import Labelled, small
-from support import images, same
-from undrift._types import Step
+from support import images, same, snapshot
+from undrift import Step
 from undrift.adapt import adapt
 from undrift.likelihood import Shot, entropy
 from undrift.loop.indexed_loader import _Collate
-from undrift.posterior.state import snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
 

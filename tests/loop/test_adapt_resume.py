@@ -20,13 +20,11 @@ from torch.utils.data import DataLoader
 
 import undrift
 from adapt_support import Labelled, Untouchable, small
-from support import convnet, images, same
-from undrift._types import Step
+from support import convnet, images, same, snapshot
+from undrift import History, Step
 from undrift.adapt import adapt
-from undrift.judge.history import History
 from undrift.likelihood import Information, Shot, entropy
 from undrift.loop import epochs, resume, surveys
-from undrift.posterior.state import snapshot as adapted_state
 from undrift.system import atomic
 
 # An untrained network on random images may well end up with one answer for all; that is not the matter here.
@@ -112,11 +110,11 @@ def test_a_killed_run_ends_bit_for_bit_where_it_would_have_ended(name: str, at: 
     torch.manual_seed(77)  # a new process knows nothing of the old one's seeds
     resumed = undrift.perturb(small(**options).remove(), **options, generator=torch.Generator().manual_seed(1))
     history = run(resumed, 6, None, path)
-    assert same(adapted_state(resumed), adapted_state(whole))
+    assert same(snapshot(resumed), snapshot(whole))
     assert history == expected
     again = small(**options)
     assert run(again, 7, None, path) == expected  # a finished run has nothing left to do
-    assert same(adapted_state(again), adapted_state(whole))
+    assert same(snapshot(again), snapshot(whole))
 
 
 SCRIPT = """
@@ -124,7 +122,7 @@ import os, signal, sys
 import torch
 sys.path[:0] = ["tests", "tests/support"]
 import undrift
-from support import images
+from support import snapshot, images
 from adapt_support import small
 from undrift.adapt import adapt
 from undrift.likelihood import Shot
@@ -155,7 +153,7 @@ def test_a_process_killed_for_good_is_resumed(tmp_path: Path) -> None:
     adapt(whole, images(24), Shot(), 3, batch_size=6)
     history = adapt(resumed, images(24), Shot(), 3, batch_size=6, checkpoint=path)
     assert len(history.steps) == 12
-    assert same(adapted_state(resumed), adapted_state(whole))
+    assert same(snapshot(resumed), snapshot(whole))
 
 
 PRESSED = {"in a step": (1, 2), "while it is applied": (1, 3), "in a refresh": (1, 0), "in a survey": (0, 4)}
@@ -199,7 +197,7 @@ def test_ctrl_c_writes_the_checkpoint_and_says_where_it_stands(
     values = json.loads(header(path)["values"])
     assert (values["epoch"], values["done"]) == PRESSED[where]
     assert adapt(model, x, Shot(statistics_first=True), 2, batch_size=6, checkpoint=path) == expected
-    assert same(adapted_state(model), adapted_state(whole))
+    assert same(snapshot(model), snapshot(whole))
 
 
 def test_ctrl_c_while_a_resumed_run_finds_its_place(tmp_path: Path) -> None:
@@ -223,7 +221,7 @@ def test_ctrl_c_while_a_resumed_run_finds_its_place(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="epoch 2 of 2, after 2 batches"):
         adapt(model, x, Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
     adapt(model, x, Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
-    assert same(adapted_state(model), adapted_state(whole))
+    assert same(snapshot(model), snapshot(whole))
 
 
 def header(path: Path) -> dict[str, str]:
@@ -250,11 +248,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_model_untouched(tmp_path
         ("images 8 there, 9 here", lambda: adapt(small(), images(9), entropy, 1, checkpoint=path)),
         ("likelihood .*entropy", lambda: adapt(small(), images(8), Information(), 1, checkpoint=path)),
     ]
-    state = adapted_state(other)
+    state = snapshot(other)
     for match, call in calls:
         with pytest.raises(undrift.PerturbationMismatch, match=rf"checkpoint of another run \(.*{match}"):
             call()
-    assert same(adapted_state(other), state)
+    assert same(snapshot(other), state)
 
 
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -329,7 +327,7 @@ def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(
     assert json.loads(header(path)["values"])["over"] == (where == "at a survey")
     resumed = small()
     assert run(resumed, checkpoint=path, checkpoint_steps=1) == expected
-    assert same(adapted_state(resumed), adapted_state(whole))
+    assert same(snapshot(resumed), snapshot(whole))
 
 
 def test_older_checkpoints_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

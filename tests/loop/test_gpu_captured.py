@@ -17,9 +17,9 @@ from torch import Tensor
 import captured_support as support
 import undrift
 from captured_support import RUNS, asking, going, loaded, network, off, reset, state, the_same
+from undrift import Stream
 from undrift.likelihood import Information, entropy
 from undrift.loop.captured import CapturedGradient
-from undrift.loop.streaming import Stream
 from undrift.stream import stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

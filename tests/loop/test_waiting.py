@@ -7,7 +7,8 @@ from torch import Tensor
 import undrift
 from adapt_support import small
 from support import convnet, images
-from undrift.answer.prediction import Prediction, histogram
+from undrift import Prediction
+from undrift.answer.prediction import histogram
 from undrift.judge.verdict import survey
 from undrift.likelihood import Information
 from undrift.loop import epochs
