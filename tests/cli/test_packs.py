@@ -83,6 +83,6 @@ def test_how_a_pack_holds_trained_weights_is_an_option(run: Run, work: Path) -> 
         assert found.code == 0, found.err
         sizes[scheme] = Path(f"{scheme}.safetensors").stat().st_size
     assert sizes["ternary"] < sizes["4-bit"] < sizes["exact"]
-    assert run("inspect", "4-bit.safetensors", "--json").json["mean"]["5.weight"]["levels"] == 15
+    assert run("inspect", "4-bit.safetensors", "--json").json["mean"]["5.weight"]["levels"] > 15
     found = run(*words, "--out", "c.safetensors", "--pack-mean", "half")
     assert (found.code, "mean='half' is no way to store" in found.err) == (2, True)

@@ -96,9 +96,9 @@ def test_a_path_that_is_none_gets_three_facts(path: object) -> None:
         (lambda t, _: t.update({"1.bias": torch.ones(0)}), undrift.DataError, "empty"),
         (lambda t, _: t.update(num_batches_tracked=torch.ones(1)), undrift.DataError, "int64"),
         (
-            lambda _, h: h.update(undrift_format="3", undrift="9.1"),
+            lambda _, h: h.update(undrift_format="4", undrift="9.1"),
             undrift.DataError,
-            r"format 3.*9\.1.*Update undrift",
+            r"format 4.*9\.1.*Update undrift",
         ),
         (lambda _, h: h.pop("undrift_format"), undrift.DataError, r"no domain file.*undrift\.save"),
         (lambda _, h: h.pop("options"), undrift.DataError, "no 'options'"),
