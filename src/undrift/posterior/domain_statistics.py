@@ -11,6 +11,9 @@ images' means and t² that of their second moments, d the distance on average ov
 By chance d is 1/n + 1/most: it is KL(batch ‖ kept), to second order, over what a single image scatters by.
 Statistics that the batch speaks against are forgotten by that alone. The prior and the domain together stay worth at
 least N₀ images: a few images are no domain, and statistics of their own take out what tells their classes apart.
+
+Images of few classes are a sample of their domain to the first layers, which see its colours and its noise, and none to
+the last ones, which see its classes. Where they are not to count, they count in the first half of the layers only.
 """
 
 import copy
@@ -38,7 +41,7 @@ TELLING = 16
 
 FLOOR, TINY = 1e-4, 1e-12  # the least scatter, as a part of the variance; the least of all
 
-How = Literal["batch", "kept", "prior", "known", "again"]
+How = Literal["batch", "kept", "again"]
 Moments = tuple[Tensor, Tensor]
 
 
@@ -56,30 +59,29 @@ class LayerStatistics:
         self.worth = mean.new_tensor([prior, 0.0])
         self._answering: Moments | None = None
         self._batch: tuple[Tensor, Tensor, Tensor, int] | None = None
+        self.away = mean.new_zeros(())  # of the last batch's means: squared, in what single images scatter by
 
-    def of(self, how: How, x: Tensor, prior: float, trusted: Tensor | float = 1.0) -> Moments:
-        """Return mean and variance to normalise a batch by.
-
-        Args:
-            how: as in `DomainStatistics.answering`.
-            prior: N₀.
-            trusted: factors of what is known, the prior's and the domain's; a 0 leaves one out.
-        """
+    def of(self, how: How, x: Tensor, prior: float, early: bool = False) -> Moments:
+        """Return mean and variance to normalise a batch by; `early` says whether it is one of the first layers."""
         if how == "again" and self._answering is not None:
-            return self._answering
-        if how in ("kept", "known"):
-            self._answering = _mixed(self.rows[0], self.rows[1], self.worth * trusted)
-            return self._answering
-        if how == "prior":
-            self._answering = self.rows[0][0], self.rows[1][0]
             return self._answering
         count = len(x)
         mean, var, scatter = _moments(x)
         worth = self._told((mean, var), scatter, count, prior) if count >= TELLING else self.worth
+        if how == "kept" and not early:
+            self._answering = _mixed(self.rows[0], self.rows[1], worth)
+            return self._answering
         rows = [torch.cat([kept, own[None]]) for kept, own in zip(self.rows, (mean, var), strict=True)]
-        self._answering = _mixed(rows[0], rows[1], F.pad(worth, (0, 1), value=float(count)))  # copies no number there
-        self._batch = mean, var, worth, count
+        # Padded: a number that the host has would be copied to the device, and waited for.
+        self._answering = _mixed(rows[0], rows[1], F.pad(worth, (0, 1), value=float(count)))
+        if how == "batch":
+            self._batch = mean, var, worth, count
         return self._answering
+
+    @property
+    def told(self) -> Tensor | None:
+        """What the domain's images are worth now, as the last batch tells, and before it."""
+        return None if self._batch is None else torch.stack([self._batch[2][1], self.worth[1]])
 
     def take(self) -> None:
         """Count the last batch as images of the domain."""
@@ -102,6 +104,7 @@ class LayerStatistics:
         most = torch.stack([torch.full_like(self.worth[0], MOST), self.worth[1]])
         away = [(own - kept).square() / by for own, kept, by in zip(batch, self.rows, scatter, strict=True)]
         distance = 0.5 * (away[0] + away[1]).mean(1)
+        self.away = away[0].mean(1).min()
         beyond = (distance - SLACK * (1 / count + 1 / most)).clamp_min(0)
         worth = (1 / (1 / most + beyond)).nan_to_num(0.0)
         return worth * (prior / worth.sum().clamp_min(TINY)).clamp_min(1.0)
@@ -112,12 +115,15 @@ class DomainStatistics:
 
     Args:
         prior: N₀, the images that the source's statistics and the domain's are worth together at least.
+
+    Attributes:
+        heard: what the last batch told, where the host has read it.
     """
 
     def __init__(self, prior: int) -> None:
         self.prior = prior
         self.layers: dict[str, LayerStatistics] = {}
-        self._heard: tuple[float, float] | None = None  # what the last batch told, once the host has read it
+        self.heard: list[float] = []
 
     def start(self, model: Perturbed) -> bool:
         """Take the statistics that the network has as the prior, once; return whether it has any that move."""
@@ -133,51 +139,46 @@ class DomainStatistics:
         """Normalise by these statistics for the length of a `with` block.
 
         Args:
-            how: "batch" counts the batch of each pass; "kept" leaves it out; "prior" leaves out the domain as well;
-                "known" leaves it out where the last batch is foreign to it, which the host need not know yet;
-                "again" takes those of the last pass.
+            how: "batch" counts the batch of each pass; "kept" does in the first half of the layers only; "again" takes
+                those of the last pass.
         """
-        trusted: Tensor | float = 1.0
         if how == "batch":
-            self._heard = None
-        elif how == "known" and (told := self.told()) is not None:
-            trusted = torch.stack([torch.ones_like(told[0]), 1 - self._foreign(*told).to(told)])
+            self.heard = []
         policies = [(policy, self.layers[policy.name]) for policy in _tracked(model) if policy.name in self.layers]
         try:
-            for policy, layer in policies:
-                policy.given = lambda x, layer=layer: layer.of(how, x, self.prior, trusted)
+            for place, (policy, layer) in enumerate(policies):
+                early = 2 * (place + 1) <= len(policies)
+                policy.given = lambda x, layer=layer, early=early: layer.of(how, x, self.prior, early)
             yield
         finally:
             for policy, _ in policies:
                 policy.given = None
 
-    @torch.no_grad()
-    def told(self) -> Tensor | None:
-        """Return what the domain's images are worth now, as the last batch tells, and before: medians over layers."""
-        told = [torch.stack([layer._batch[2][1], layer.worth[1]]) for layer in self.layers.values() if layer._batch]
-        return torch.stack(told).median(0).values if told else None
+    @property
+    def away(self) -> Tensor:
+        """By how much the means that the last layer found last are away from those kept.
 
-    def hear(self, seen: float, before: float) -> bool:
-        """Take note of what was `told`, read by the host; return whether the last batch is foreign to what was seen.
-
-        It is where what was seen is worth fewer than N₀ images now, in half of the layers.
+        It is their squared distance from the nearer of the source's and the domain's, on average over channels, over
+        what single images scatter by.
         """
-        self._heard = seen, before
-        return bool(self._foreign(seen, before))
+        return next(reversed(self.layers.values())).away
 
-    def _foreign(self, seen: Any, before: Any) -> Any:
-        return (before >= TELLING) & (seen < self.prior)
+    @property
+    def told(self) -> Tensor:
+        """What the domain's images are worth now, as the last batch tells, and before it: medians over layers."""
+        found = [told for layer in self.layers.values() if (told := layer.told) is not None]
+        return torch.stack(found).median(0).values if found else torch.empty(0)
 
     @torch.no_grad()
     def take(self) -> bool:
-        """Count the images of the last pass as seen; return whether they are of another domain than those before."""
-        heard, self._heard = self._heard, None
-        if heard is None and (told := self.told()) is not None:
-            seen, before = told.tolist()
-            heard = seen, before
+        """Count the images of the last pass as seen; return whether they are of another domain than those before.
+
+        They are where the statistics before are worth fewer than N₀ images now, in half of the layers.
+        """
+        heard, self.heard = self.heard or self.told.tolist(), []
         for layer in self.layers.values():
             layer.take()
-        return heard is not None and heard[1] >= MOST / 2 and heard[0] < self.prior
+        return bool(heard) and heard[1] >= MOST / 2 and heard[0] < self.prior
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen."""
@@ -188,7 +189,7 @@ class DomainStatistics:
 
     def load_state_dict(self, state: Mapping[str, Any], model: Perturbed) -> None:
         """Go on from what was seen."""
-        self.layers, self._heard = {}, None
+        self.layers, self.heard = {}, []
         places = {policy.name: policy.layer.running_mean for policy in _tracked(model)}
         for name, kept in copy.deepcopy(dict(state)).items():
             kept = {part: tensor.to(places[name].device) for part, tensor in kept.items()}
