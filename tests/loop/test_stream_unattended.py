@@ -313,6 +313,17 @@ def test_the_guard_never_acts_on_a_healthy_stream_and_changes_no_answer_of_it() 
         assert kinds(guarded) == []
 
 
+def test_few_classes_are_no_collapse_while_classes_come_in_runs() -> None:
+    runs = [colours(torch.full((70,), number % 3), number) for number in range(14)]
+    going = default(trained(), runs)
+    list(going)
+    assert going.guard is not None
+    assert going.pacing is not None
+    assert going.pacing.runs
+    assert going.guard._classes is None  # two looks, and nothing is held against it
+    assert "went back" not in kinds(going)
+
+
 def test_the_guard_answers_for_a_network_that_is_less_consistent_than_its_source() -> None:
     net = trained()
     runs = [colours(torch.full((66,), number % 3), number) for number in range(4)]

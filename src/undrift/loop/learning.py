@@ -70,12 +70,16 @@ class Learning:
         with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
             yield self.model
 
+    @property
+    def runs(self) -> bool:
+        """Whether classes come in runs."""
+        return self.pacing is not None and self.pacing.runs
+
     def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
         """Return the network's probabilities for images and for a view of them, each by itself."""
         likelihood = self.online.likelihood
         if isinstance(likelihood, Discerning) and likelihood.discerns(self.model):
-            counted = self.pacing is None or not self.pacing.runs
-            one, other = likelihood.each_alone(self.model, images, [SAME, view], counted)
+            one, other = likelihood.each_alone(self.model, images, [SAME, view], counted=not self.runs)
             return one, other
         with self.answering(), one_pass(self.model), torch.no_grad():
             one = forward(self.model, images).softmax(1)
