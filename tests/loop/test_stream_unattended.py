@@ -159,6 +159,7 @@ def test_the_decisions_of_pacing_by_hand() -> None:
     assert not pacing.sample(Doubt(0.4, 2.0, 2.2, 1.0))
     assert not pacing.sample(Doubt(0.4, 2.0, 2.2, 1.0))
     assert [event.kind for event in report.events] == ["balanced on"]
+    assert not pacing.sample(Doubt(0.4, 0.2, 2.2, 1.9))  # half of the evidence is enough now
     assert all(pacing.sample(Doubt(0.0, 0.0, 0.0, 0.0)) for _ in range(10))
     assert [event.kind for event in report.events] == ["balanced on", "balanced off"]
     assert pacing.whole(torch.zeros(ENOUGH, 1))

@@ -16,7 +16,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, check_gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import Pacing, misleading
+from undrift.loop.pacing import Pacing, of_few_classes
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.perturbed import Perturbed
@@ -112,7 +112,7 @@ class Learning:
 
         def step(full: Tensor, new: int) -> bool:
             # Where predictions are poor, a memory of one run looks balanced and is not.
-            wait = misleading(likelihood.doubt(self.model, full))
+            wait = of_few_classes(likelihood.doubt(self.model, full))
             return wait or self._steps_of(pacing, full, images, new)
 
         pacing.remember(gathered, classes, step)
