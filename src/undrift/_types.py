@@ -175,7 +175,7 @@ class Keeper:
 
     The order of a step: gradient of likelihood + KL + `penalty`; `gradients`; the optimiser's step; the likelihood's
     `follow`; `after`. Only `penalty` may be part of a CUDA graph; a keeper whose penalty can be says
-    `recordable = True` (see `Likelihood`).
+    `recordable = True` (see `Likelihood`). One that does the same in each of several processes says `divisible = True`.
     """
 
     def start(self, model: Perturbed) -> None:
