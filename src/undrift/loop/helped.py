@@ -1,5 +1,6 @@
 """Ask the source network and the adapted one about a bounded sample of images: did adaptation help?"""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -93,6 +94,8 @@ def adapted_answers(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Return the names of safe views, and the adapted network's logits (views × images × classes, on the CPU).
 
+    The first are those of the images themselves; where `predict` averages over views, log-probabilities of that.
+
     Args:
         in_a_stream: let norm layers do what they do in a stream's steps: a moving average may be far behind the batch.
             Processes that adapt together divide each batch; a stream is one process's own.
@@ -109,13 +112,16 @@ def adapted_answers(
 
     with evaluating(model), _as_in_a_stream(model) if in_a_stream else one_pass(model):
         found = _all(model, ask, batches, combined(names), in_a_stream)
-    if test is None:
-        return tuple(names), found
-    for place, name in enumerate(names):
-        test.look(found[0], name, found[2**place])
-    safe = test.passed or ()
-    kept = [at for at in range(len(found)) if all(name in safe or not at >> n & 1 for n, name in enumerate(names))]
-    return safe, found[kept]
+    safe = tuple(names)
+    if test is not None:
+        for place, name in enumerate(names):
+            test.look(found[0], name, found[2**place])
+        safe = test.passed or ()
+        unsafe = sum(2**place for place, name in enumerate(names) if name not in safe)
+        found = found[[at for at in range(len(found)) if not at & unsafe]]
+    if len(found) > 1 and model.options.answer_views and not in_a_stream:
+        found[0] = found.log_softmax(-1).logsumexp(0) - math.log(len(found))
+    return safe, found
 
 
 @torch.no_grad()
@@ -129,7 +135,10 @@ def source_answers(
 
 @contextmanager
 def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
-    with keeping_noise(model.key), beside_a_step(model, noisy=noisy_statistics(model)):
+    # A stream answers with the mean network. Noise would cost it answers that were right, as no draws are averaged
+    # here; only averages that noisy steps moved fit it no other way, and "train" looks at the batch instead.
+    kept = model.options.norm_statistics != "train"
+    with keeping_noise(model.key), beside_a_step(model, noisy=kept and noisy_statistics(model)):
         yield model
 
 
