@@ -26,6 +26,7 @@ images cost `undrift` five points against batches of 200; the guard acts in no l
 
 Command:   python benchmarks/unattended.py --data ../shared/data --device cuda --jobs 6 [--bf16]
            python benchmarks/unattended.py --data ../shared/data --lines "batches of 1" "batches of 4" --images 200
+           python benchmarks/unattended.py --again --rows undrift     what is finished, too
            python benchmarks/unattended.py --list                     lines, rows, and how long each takes
            python benchmarks/unattended.py --table                    print what was found
            python benchmarks/unattended.py --tiny                     does everything run?
@@ -315,6 +316,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW")
     parser.add_argument("--bf16", action="store_true", help="convolutions in bfloat16, on a GPU")
     parser.add_argument("--development", action="store_true", help="the corruptions that constants are chosen on")
+    parser.add_argument("--again", action="store_true", help="run finished trials of the named lines and rows anew")
     parser.add_argument("--list", action="store_true", help="say what there is to run, and about how long it takes")
     parser.add_argument("--tiny", action="store_true", help="a small random network; nothing is written")
     parser.add_argument("--table", action="store_true", help="print what was found, run nothing")
@@ -334,6 +336,10 @@ def main() -> None:
     }
     if place.is_file() and not asked.tiny:
         result = json.loads(place.read_text())
+    if asked.again:
+        again = {f"{line}: {row}" for line in asked.lines for row in asked.rows}
+        result["trials"] = {key: record for key, record in result["trials"].items() if key not in again}
+        result |= machine(torch.device(asked.device))
     done = {key for key, record in result["trials"].items() if "failed" not in record}
     left = [(row, line) for line in LINES for row in ROWS if line.name in asked.lines and row in asked.rows]
     left = [(r, n) for r, n in left if r not in ORDINARY or n is LINES[0] or len(asked.rows) < len(ROWS)]

@@ -145,6 +145,19 @@ def test_the_sample_of_a_stream_is_bounded_and_recent() -> None:
     assert health.agreement == 1  # each image is kept with its own answer
 
 
+@pytest.mark.parametrize(("size", "most"), [(4, 16), (50, 50)])
+def test_no_more_images_are_asked_together_than_the_stream_has_shown_to_fit(size: int, most: int) -> None:
+    net = Counting()
+    going = undrift.stream(net, torch.rand(200, 3, 2, 2).split(size), method="source")
+    list(going)
+    rows: list[int] = []
+    hook = net.register_forward_pre_hook(lambda _net, args: rows.append(len(args[0])))
+    assert going.health is not None
+    hook.remove()
+    assert going.health.images == 200
+    assert max(rows) == most
+
+
 def test_the_sample_of_a_camera_that_changes_its_size_starts_again() -> None:
     going = undrift.stream(convnet(), [images(6), torch.rand(2, 3, 12, 12)], method="source")
     for count in (6, 2):

@@ -150,7 +150,7 @@ def test_the_decisions_of_pacing_by_hand() -> None:
     sure, runs = Doubt(0.0, 0.0, 0.0, 0.0), Doubt(0.4, 2.0, 2.2, 1.0)
     script = [runs._replace(views=0.05), runs._replace(away=0.2)]  # views agree; a hard domain
     script += [runs._replace(kept=2.1), runs._replace(counted=0.0, kept=0.0)]  # many classes; one, whatever is done
-    script += [runs, runs, *[sure] * 12]
+    script += [runs, runs._replace(away=0.2, kept=1.9), *[sure] * 12]  # half of the evidence is enough then
     said: list[Doubt] = []
 
     class Scripted(Teacher):
@@ -312,6 +312,17 @@ def test_the_guard_never_acts_on_a_healthy_stream_and_changes_no_answer_of_it() 
         )
         assert all(equal(a, b) for a, b in zip(guarded, free, strict=True))
         assert kinds(guarded) == []
+
+
+def test_few_classes_are_no_collapse_while_classes_come_in_runs() -> None:
+    runs = [colours(torch.full((70,), number % 3), number) for number in range(14)]
+    going = default(trained(), runs)
+    list(going)
+    assert going.guard is not None
+    assert going.pacing is not None
+    assert going.pacing.runs
+    assert going.guard._classes is None  # two looks, and nothing is held against it
+    assert "went back" not in kinds(going)
 
 
 def test_the_guard_answers_for_a_network_that_is_less_consistent_than_its_source() -> None:

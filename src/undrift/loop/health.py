@@ -6,6 +6,7 @@ from torch import Tensor
 from undrift.judge.accuracy import Helping
 from undrift.judge.verdict import by_position, some_positions
 from undrift.loop.helped import compare
+from undrift.loop.indexed_loader import even
 from undrift.posterior.perturbed import Perturbed
 
 MOST = 256
@@ -13,6 +14,9 @@ MOST = 256
 
 VALUES = 2**25
 """Values kept at most: 128 MB of float32, 222 images of 224 × 224."""
+
+TOGETHER = 16
+"""Images that are asked together at least, as norm layers may see the batch; where pixels have answers, one is many."""
 
 EVERY = 4
 """One image in so many takes the place of the oldest, so that a run of one class does not fill the sample soon."""
@@ -29,9 +33,11 @@ class Health:
         self._images: Tensor | None = None
         self._probs: Tensor | None = None
         self._oldest = self._passed = 0  # the next place to be overwritten; images since the sample is full
+        self._together = 1  # as many as the stream's largest batch has: its memory is known to hold them
 
     def add(self, images: Tensor, probs: Tensor) -> None:
         """Take in a batch of finite images and the probabilities they were answered with."""
+        self._together = max(self._together, len(images), TOGETHER if probs.ndim == 2 else 1)
         images, probs = images.detach(), some_positions(probs.detach())
         if self._images is None or self._probs is None or self._images.shape[1:] != images.shape[1:]:
             self._images, self._probs = images[:0].clone(), probs[:0].clone()  # a camera may change its size
@@ -61,5 +67,8 @@ class Health:
         """
         if self._images is None or self._probs is None:
             return None
-        given = by_position(self._probs.float().cpu()).clamp_min(1e-12).log()
-        return compare(model, [self._images], views, given)
+        # Mixed, as those of one class often come together.
+        order = torch.randperm(len(self._images), generator=torch.Generator().manual_seed(0))
+        parts = order.to(self._images.device).split(even(self._together, len(order)))
+        given = by_position(self._probs.float().cpu()[order]).clamp_min(1e-12).log()
+        return compare(model, [self._images[part] for part in parts], views, given)

@@ -16,7 +16,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, check_gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import Pacing, misleading
+from undrift.loop.pacing import Pacing, of_few_classes
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.perturbed import Perturbed
@@ -70,12 +70,16 @@ class Learning:
         with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
             yield self.model
 
+    @property
+    def runs(self) -> bool:
+        """Whether classes come in runs."""
+        return self.pacing is not None and self.pacing.runs
+
     def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
         """Return the network's probabilities for images and for a view of them, each by itself."""
         likelihood = self.online.likelihood
         if isinstance(likelihood, Discerning) and likelihood.discerns(self.model):
-            counted = self.pacing is None or not self.pacing.runs
-            one, other = likelihood.each_alone(self.model, images, [SAME, view], counted)
+            one, other = likelihood.each_alone(self.model, images, [SAME, view], counted=not self.runs)
             return one, other
         with self.answering(), one_pass(self.model), torch.no_grad():
             one = forward(self.model, images).softmax(1)
@@ -108,7 +112,7 @@ class Learning:
 
         def step(full: Tensor, new: int) -> bool:
             # Where predictions are poor, a memory of one run looks balanced and is not.
-            wait = misleading(likelihood.doubt(self.model, full))
+            wait = of_few_classes(likelihood.doubt(self.model, full))
             return wait or self._steps_of(pacing, full, images, new)
 
         pacing.remember(gathered, classes, step)

@@ -37,9 +37,21 @@ CALM = 10
 """So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
 
 
-def misleading(doubt: Doubt) -> bool:
-    """Return whether images' own statistics mislead: whether they hide that the images are of few classes."""
-    return doubt.views > DOUBT and doubt.away > AWAY and doubt.kept < FEWER * doubt.counted
+def misleading(doubt: Doubt, runs: bool = False) -> bool:
+    """Return whether images' own statistics mislead: whether they hide that the images are of few classes.
+
+    Args:
+        runs: whether classes come in runs so far. Then half of the evidence is enough: a step on a run that is missed
+            would make its statistics those of the domain.
+    """
+    enough = 0.5 if runs else 1.0
+    few = doubt.kept < (1 - enough * (1 - FEWER)) * doubt.counted
+    return few and doubt.views > DOUBT and doubt.away > enough * AWAY
+
+
+def of_few_classes(doubt: Doubt) -> bool:
+    """Return whether images that were chosen to have many labels are of few classes all the same."""
+    return doubt.views > DOUBT and doubt.away > 0.5 * AWAY
 
 
 class Pacing:
@@ -73,7 +85,7 @@ class Pacing:
 
     def sample(self, doubt: Doubt) -> bool:
         """Return whether images are a sample of the domain."""
-        if not misleading(doubt):
+        if not misleading(doubt, self._runs):
             self._calm += 1
             if self._runs and self._calm >= CALM:
                 self._runs = False

@@ -97,7 +97,8 @@ class Stream(Iterator[Prediction]):
         """Whether the answers given are right more often than the source network's would be; None before any.
 
         Estimated without labels from a sample of at most 256 images, most of them among the latest thousand. Reading
-        this costs up to eight forward passes of the sample; the stream itself makes none for it.
+        this costs up to eight forward passes of the sample, in batches as large as the stream's largest or of 16; the
+        stream itself makes none for it.
         """
         names = self.online.views.names if self.online.views.decided else None
         with turn(self.model), torch.inference_mode(False), self.answering() as model:
