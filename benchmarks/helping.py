@@ -32,6 +32,7 @@ that went astray (12 points). Of the fifteen 16 of 123 cases have run, in a mixe
 
 Command:   python benchmarks/helping.py --data ../shared/data --set development cifar10 [--minutes 9]
            python benchmarks/helping.py --data ../shared/data --set pacs --device cuda --resnet50 FILE --cache FOLDER
+                                                           (pacs.py writes its cases of `adapt` beside other records)
            python benchmarks/helping.py --tiny                          does everything run?
            python benchmarks/helping.py --table                         print what was found
 Seeds:     0 (order of images, noise).
@@ -59,8 +60,8 @@ import undrift
 from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
 from undrift.judge.accuracy import OWN_ERROR_ALONE_OF_GAIN, OWN_ERROR_OF_GAIN, SURE, helping, margin, right
 from undrift.loop.helped import adapted_answers, source_answers
-from undrift.system.atomic import write_text
 from undrift_bench import zoo
+from undrift_bench.bench.harness.gathered import gather
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.networks import tiny_data, tiny_network
 from undrift_bench.bench.harness.request import Request
@@ -68,6 +69,7 @@ from undrift_bench.bench.offline.sets import SETS
 from undrift_bench.bench.offline.sources import Images, Sources, setup
 from undrift_bench.bench.offline.tiny import tiny_setup
 from undrift_bench.data import cifar10
+from undrift_bench.zoo.shot import WeightNormLinear
 
 IMAGES, SEVERITIES, LABELLED = 256, (1, 3, 5), 500
 GRID = (4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0)
@@ -247,7 +249,6 @@ def run(case: Case, place: Cifar | Pacs, most: int, held: dict[Any, Any]) -> dic
     key = case.part, case.domain if case.part == "pacs" else ""
     if key not in held:
         held[key] = threshold_of(net, *place.labelled(case.domain))
-    threshold = held[key]
     begun = time.perf_counter()
     model, names, given = adapt(net, images, labels, way)
     adapting = time.perf_counter() - begun
@@ -256,19 +257,46 @@ def run(case: Case, place: Cifar | Pacs, most: int, held: dict[Any, Any]) -> dic
         images, labels = images[some.to(images.device)], labels[some.to(labels.device)]
     # A stream of health asks in one batch, as there are no more than that.
     batches = list(images.split(64)) if given is None else [images]
-    with features(net) as seen:
+    source = held.setdefault((case.part, case.domain, "source"), {})
+    record = compared(model, batches, labels, names, held[key], given, source, case.part == "development")
+    model.remove()
+    return record | {"seconds": [round(adapting, 1), record["seconds"]]}
+
+
+def compared(
+    model: undrift.Perturbed,
+    batches: Sequence[Tensor],
+    labels: Tensor,
+    names: Any,
+    threshold: float,
+    given: Tensor | None = None,
+    held: dict[Any, Any] | None = None,
+    by_grid: bool = False,
+) -> dict[str, Any]:
+    """Return how often source and adapted network are right, and what each estimator says.
+
+    Args:
+        batches: images that both are asked about, with their labels.
+        names: views; None tests which are safe.
+        threshold: ATC's.
+        given: what a stream answered, as log-probabilities.
+        held: what the source network said of these images, by views; filled.
+        by_grid: whether to look at every value that a constant could have.
+    """
+    held = {} if held is None else held
+    begun = time.perf_counter()
+    with features(model.net) as seen:
         safe, adapted = adapted_answers(model, batches, names, in_a_stream=given is not None)
         after = torch.cat(seen)[: len(labels)]
         seen.clear()
-        of_source = (case.part, case.domain, safe)
-        if of_source not in held:
-            source = source_answers(model, images.split(32), safe)  # its answers do not depend on the batch
-            held[of_source] = source, torch.cat(seen)[: len(labels)]
-        source, before = held[of_source]
+        if safe not in held:
+            # Its answers do not depend on the batch.
+            source = source_answers(model, [part for batch in batches for part in batch.split(32)], safe)
+            held[safe] = source, torch.cat(seen)[: len(labels)]
+        source, before = held[safe]
     if given is not None:
         adapted[0] = given
-    classifier = last_linear(net)
-    model.remove()
+    classifier = classifier_of(model.net)
     answers = source[0], adapted[0]
     found = helping(source, adapted)
     estimates: dict[str, Any] = {
@@ -287,9 +315,9 @@ def run(case: Case, place: Cifar | Pacs, most: int, held: dict[Any, Any]) -> dic
         "views": list(safe),
         "shrunk": margin(adapted[0]) / margin(source[0]),
         "images": len(labels),
-        "seconds": [round(adapting, 1), round(time.perf_counter() - begun - adapting, 1)],
+        "seconds": round(time.perf_counter() - begun, 1),
     }
-    if case.part == "development":
+    if by_grid:
         views = {"grid": len(source), "alone": 1}
         record |= {
             name: {str(sure): [float(p.mean()) for p in right(source[:n], adapted[:n], sure)] for sure in GRID}
@@ -334,19 +362,19 @@ def threshold_of(net: nn.Module, images: Tensor, labels: Tensor) -> float:
 def features(net: nn.Module) -> Iterator[list[Tensor]]:
     """Give a list of what enters the classifier in each pass of a `with` block."""
     seen: list[Tensor] = []
-    hook = last_linear(net).register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().float().cpu()))
+    hook = classifier_of(net).register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().float().cpu()))
     try:
         yield seen
     finally:
         hook.remove()
 
 
-def last_linear(net: nn.Module) -> nn.Linear:
-    """Return the classifier."""
-    return [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
+def classifier_of(net: nn.Module) -> nn.Module:
+    """Return the last layer that is linear; that of SHOT's network is none of PyTorch's."""
+    return [module for module in net.modules() if isinstance(module, nn.Linear | WeightNormLinear)][-1]
 
 
-def aetta(logits: Tensor, before: Tensor, classifier: nn.Linear) -> float:
+def aetta(logits: Tensor, before: Tensor, classifier: nn.Module) -> float:
     """Return AETTA's estimate: dropout of 0.4 in front of the classifier, ten passes, α = 3; not smoothed over time."""
     weight, bias = (None if p is None else p.detach().float().cpu() for p in (classifier.weight, classifier.bias))
     torch.manual_seed(0)
@@ -418,7 +446,10 @@ def page(result: Mapping[str, Any]) -> str:
             missing = len(cases([part])) - len(records)
             left = f" {missing} cases are not run yet." if missing else ""
             most = max(record["images"] for record in records)
-            how = f"{', '.join(machines)}; {days[-1]}; {most} images a case; seed 0.{left}\n\n{table(result, part)}"
+            seeds = ", ".join(sorted({str(record.get("seed", 0)) for record in records}))
+            how = (
+                f"{', '.join(machines)}; {days[-1]}; {most} images a case; seed {seeds}.{left}\n\n{table(result, part)}"
+            )
         parts.append(f"**{title}.** {how}")
     return "\n\n".join([*parts, choice(result)])
 
@@ -479,6 +510,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", choices=("development", "cifar10", "pacs"), default=["development"])
     parser.add_argument("--images", type=int, default=IMAGES, help="of each case; of PACS, that are looked at")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no case after so long")
+    parser.add_argument("--share", nargs=2, type=int, default=(0, 1), help="I N: case I and each Nth after it")
     parser.add_argument("--only", default="", help="part of a case's name")
     parser.add_argument("--resnet50", type=Path, help="ImageNet's weights, for PACS")
     parser.add_argument("--cache", type=Path, help="keeps PACS's images and source networks")
@@ -505,7 +537,8 @@ def go(asked: argparse.Namespace, result: dict[str, Any], place: Path) -> None:
     order = cases([part for part in asked.set if part != "cifar10"])
     mixed = cases(["cifar10"] if "cifar10" in asked.set else [])
     random.Random(0).shuffle(mixed)  # so that what is finished is a fair sample of all
-    for case in order + mixed:
+    own, of = asked.share
+    for case in (order + mixed)[own::of]:
         if case.key in result["cases"] or asked.only not in case.key:
             continue
         if time.perf_counter() - begun > 60 * asked.minutes:
@@ -517,13 +550,12 @@ def go(asked: argparse.Namespace, result: dict[str, Any], place: Path) -> None:
         if asked.tiny and kind is Pacs and case.domain not in where["Pacs"].tasks:  # type: ignore[union-attr]
             continue
         record = run(case, where[kind.__name__], asked.images if kind is Cifar else 2 * IMAGES, held)
-        result["cases"][case.key] = record | machine(torch.device(asked.device))
+        result["cases"][case.key] = record = record | machine(torch.device(asked.device))
         t, e = record["truth"], record["estimates"][OURS]
         said = " → ".join(f"{100 * t[name]:.0f} ({100 * e[name]:.0f})" for name in PARTS)
         print(f"{time.perf_counter() - begun:4.0f} s  {case.key}: {said} {judgement(record)}", flush=True)
         if not asked.tiny:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_text(place, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+            result |= gather(place, {"sure": SURE, "cases": {case.key: record}})
 
 
 if __name__ == "__main__":

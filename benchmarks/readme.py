@@ -362,7 +362,7 @@ def of_script(name: str, request: Request) -> str:
 
 
 def routing(request: Request) -> str:
-    """Return what routing.py measured on PACS."""
+    """Return what routing gives on PACS, by the records of pacs.py."""
     tables: Callable[[Path], str] = runpy.run_path(str(ROOT / "benchmarks" / "routing.py"))["page"]
     return tables(request.results / "routing" / "pacs")
 

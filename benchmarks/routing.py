@@ -1,33 +1,26 @@
-"""Claim: packs on one network, chosen image by image, keep the source and gain the target.
+"""Claim: packs on one network, chosen image by image, gain every domain; changing them takes milliseconds.
 
-    pacs    12 tasks: accuracy on the held-out 20 % of the source and on the target of the source network, of the
-            adapted network alone, of both with the router, and of both told which image is which; and for each source
-            its network with three packs on all four domains mixed image by image, against an oracle that knows the
-            domain. Packs are saved and loaded, so they are as compressed as users have them (--mean exact is not).
     cifar   CIFAR-10-C, severity 5: a pack for each of the fifteen corruptions, learned without labels on images 5,000
             to 10,000; then the first 5,000 images under all fifteen, mixed image by image. Beside them: the source,
             an oracle, and streams of norm-stats and ROID on the same images in the same order.
     times   ResNet-50: switching a pack without and with a mean, the evidence pass, a mixed batch.
 
-Predicted: pacs: source within 1.0 point of the source network, target within 1.0 of the adapted one, on the mean of 12
-tasks; three packs within 2 points of the oracle. cifar, WRN-40-2, undrift packs: below ROID's 33.9 % of mixed streams.
-times, H200: 2 ms without a mean, 15 ms with one.
+Domains of PACS are routed by pacs.py.
 
-Command:   python benchmarks/routing.py pacs --data ../shared/data --resnet50 FILE --cache FOLDER --fast [--epochs 15]
-           python benchmarks/routing.py cifar --data ../shared/data/cifar10 [--network wrn28_10 --weights FILE]
+Predicted: cifar, WRN-40-2, undrift packs: below ROID's 33.9 % of mixed streams. times, H200: 2 ms without a mean, 15 ms
+with one.
+
+Command:   python benchmarks/routing.py cifar --data ../shared/data/cifar10 [--network wrn28_10 --weights FILE]
            python benchmarks/routing.py times
-           Each task is a file under --results/routing; what is there is not run again, and several processes may share
-           the tasks. `python benchmarks/readme.py` writes the tables of docs/explanation/routing.md.
+           What is under --results/routing is not run again, and several processes may learn the packs.
 Hardware:  a GPU; `times`, and `cifar --method norm-stats --images 100 --learn 300`, run on two CPU cores too.
-Seeds:     --seeds, from 0 up, for pacs; 0 otherwise.
+Seeds:     0.
 """
 
 import argparse
-import copy
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,19 +36,9 @@ from undrift.system.atomic import write_text
 from undrift.system.lock import held
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import laps, machine
-from undrift_bench.bench.harness.quickly import quickly
 from undrift_bench.bench.harness.request import Request
-from undrift_bench.bench.offline.sets import SETS
-from undrift_bench.bench.offline.sources import Images, Sources, setup
-from undrift_bench.bench.offline.tiny import tiny_setup
-from undrift_bench.bench.offline.views import CentreView, RandomView
 from undrift_bench.bench.online.corrupted import Corrupted
 from undrift_bench.data import cifar10
-
-SIZE = 250  # images of a batch that is answered
-
-ROUTER = "sketches"
-"""By what packs are chosen; records that do not say were made by evidence alone, every layer alike."""
 
 
 @contextmanager
@@ -73,218 +56,6 @@ def write(place: Path, record: dict[str, Any]) -> None:
     """Write a result."""
     write_text(place, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(place.stem, json.dumps(record.get("short", {})), flush=True)
-
-
-# PACS -----------------------------------------------------------------------------------------------------------
-
-
-class Pacs:
-    """Sources, tasks and packs of one data set."""
-
-    def __init__(self, asked: argparse.Namespace) -> None:
-        weights = {} if asked.resnet50 is None else {"resnet50": asked.resnet50}
-        request = Request(
-            data=asked.data,
-            cache=asked.cache,
-            fast=asked.fast,
-            device=asked.device,
-            images=asked.images,
-            weights=weights,
-        )
-        dataset = SETS["pacs"]
-        self.asked, self.request, self.device = asked, request, request.place
-        self.made_of = tiny_setup(dataset) if asked.tiny else setup(dataset, request)
-        self.domains = Images(self.made_of, request)
-        self.sources = Sources(self.made_of, self.domains, request)
-        self.centre = CentreView.of(self.made_of.preprocess, request.fast)
-        self.packs = asked.packs or (asked.cache or Path(tempfile.mkdtemp())) / "packs"
-        epochs = "" if asked.epochs is None else f"-e{asked.epochs}"
-        self.suffix = f"-{asked.mean}{epochs}" + ("-tiny" if asked.tiny else "")
-        self.folder = asked.results / "routing" / "pacs"
-
-    def run(self) -> None:
-        """Run every task of every seed, then the mixtures."""
-        for seed in range(self.asked.seeds):
-            for task in self.made_of.dataset.tasks:
-                place = self.folder / f"{task.name}{self.suffix}-s{seed}.json"
-                with mine(place) as missing:
-                    if missing:
-                        write(place, self.task(task.source, task.target, seed))
-            for source in self.made_of.dataset.images:
-                others = [t.target for t in self.made_of.dataset.tasks if t.source == source]
-                ready = [self.pack(source, target, seed).is_file() for target in others]
-                place = self.folder / f"{source}-mixed{self.suffix}-s{seed}.json"
-                with mine(place) as missing:
-                    if missing and others and all(ready):
-                        write(place, self.mixture(source, others, seed))
-
-    def pack(self, source: str, target: str, seed: int) -> Path:
-        """Return where a pack lies; those of `undrift bench offline --set packs=FOLDER` are named by their method."""
-        suffix = self.suffix if self.asked.packs is None else f"-{self.asked.method}"
-        return self.packs / f"{source}-{target}{suffix}-s{seed}.safetensors"
-
-    def source(self, domain: str, seed: int) -> nn.Module:
-        """Return a copy of a source network on the device."""
-        net = copy.deepcopy(self.sources.network(domain, seed)).to(self.device)
-        return net.to(memory_format=torch.channels_last) if self.request.fast else net  # type: ignore[call-overload]
-
-    def task(self, source: str, target: str, seed: int) -> dict[str, Any]:
-        """Adapt, save, load beside the source network, and score all ways to answer."""
-        net, domain = self.source(source, seed), self.domains(target)
-        home = self.sources.held_out(source, seed)
-        begun = time.monotonic()
-        place = self.pack(source, target, seed)
-        with quickly(self.device, self.request.fast):
-            if not place.is_file():
-                self.learn(net, domain, target, place, seed)
-            packs = undrift.packs(net, place)
-            found: dict[str, Any] = {"source network": {}, "adapted alone": {}, "routed": {}}
-            for row, images in {"source": home, "target": domain}.items():
-                with packs.using("source"):
-                    own = self.ask(packs, images.images)
-                with packs.using(target):
-                    adapted = self.ask(packs, images.images)
-                chosen = self.ask(packs, images.images, "choice", samples=1, views=())
-                ways = (own, adapted, torch.where(chosen == 0, own, adapted))
-                for way, labels in zip(found, ways, strict=True):
-                    found[way][row] = float((labels == images.labels.cpu()).float().mean())
-        found["told"] = {"source": found["source network"]["source"], "target": found["adapted alone"]["target"]}
-        for scores in found.values():
-            s, t = scores["source"], scores["target"]
-            scores["harmonic"] = 2 * s * t / max(s + t, 1e-9)
-        short = {way: [round(100 * v, 1) for v in scores.values()] for way, scores in found.items()}
-        return self.about(seed) | {
-            "bytes": place.stat().st_size,
-            "seconds": time.monotonic() - begun,
-            "ways": found,
-            "short": short,
-        }
-
-    def learn(self, net: nn.Module, domain: Any, name: str, place: Path, seed: int) -> None:
-        """Adapt a network to a domain, save what it learned, and give the network back."""
-        windows = RandomView(**vars(self.centre))
-        torch.manual_seed(seed)
-        model = undrift.adapt(
-            net,
-            domain.prepared(windows),
-            method=self.asked.method,
-            epochs=self.asked.epochs or self.made_of.epochs,
-            clean=domain.prepared(self.centre),
-            generator=torch.Generator().manual_seed(seed),
-            progress=False,
-        ).model
-        assert model is not None
-        model.preprocess = self.made_of.preprocess
-        place.parent.mkdir(parents=True, exist_ok=True)
-        undrift.save(model, place, mean=self.asked.mean, name=name)
-        model.remove()
-
-    def ask(self, packs: undrift.Packs, images: Tensor, what: str = "label", **how: Any) -> Tensor:
-        """Return the labels of images, or to which pack each was given."""
-        parts = (packs.predict(self.centre(part), generator=0, **how) for part in images.split(SIZE))
-        return torch.cat([getattr(p, what).cpu() for p in parts])
-
-    def mixture(self, source: str, targets: list[str], seed: int) -> dict[str, Any]:
-        """Answer all four domains mixed image by image with three packs."""
-        packs = undrift.packs(self.source(source, seed), *(self.pack(source, t, seed) for t in targets))
-        domains = {source: self.sources.held_out(source, seed), **{t: self.domains(t) for t in targets}}
-        images = torch.cat([d.images for d in domains.values()])
-        labels = torch.cat([d.labels for d in domains.values()]).to(self.device)
-        own = torch.cat([torch.full((len(d),), i) for i, d in enumerate(domains.values())])
-        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))
-        images, labels, own = images[order], labels[order.to(labels.device)].cpu(), own[order]
-        with quickly(self.device, self.request.fast):
-            chosen, answers = [], []
-            for part in images.split(SIZE):
-                p = packs.predict(self.centre(part), generator=0)
-                chosen.append(p.choice.cpu())
-                answers.append(p.label.cpu())
-            choice, label = torch.cat(chosen), torch.cat(answers)
-            told = label.clone()  # where the router is right, the oracle's answer is its own
-            for number, name in enumerate(packs.names):
-                with packs.using(name):
-                    rows = ((own == number) & (choice != number)).nonzero()[:, 0]
-                    if len(rows):
-                        told[rows] = self.ask(packs, images[rows])
-        by_domain = {
-            name: {
-                "routed": float((label == labels)[own == i].float().mean()),
-                "oracle": float((told == labels)[own == i].float().mean()),
-                "given to": [float((choice[own == i] == n).float().mean()) for n in range(len(domains))],
-            }
-            for i, name in enumerate(domains)
-        }
-        whole = {way: statistics.fmean(d[way] for d in by_domain.values()) for way in ("routed", "oracle")}
-        return self.about(seed) | {
-            "names": list(packs.names),
-            "domains": by_domain,
-            "whole": whole,
-            "unknown": packs.unknown,
-            "images": len(labels),
-            "short": {way: round(100 * v, 1) for way, v in whole.items()},
-        }
-
-    def about(self, seed: int) -> dict[str, Any]:
-        """Return what every record says."""
-        kind = {
-            "router": ROUTER,
-            "method": self.asked.method,
-            "mean": self.asked.mean,
-            "epochs": self.asked.epochs,
-            "seed": seed,
-        }
-        return machine(self.device) | kind | {"precision": self.request.precision}
-
-
-def page(folder: Path) -> str:
-    """Return the tables of PACS for docs/explanation/routing.md: all seeds there are, and by which router."""
-    found = [json.loads(place.read_text("utf-8")) | {"file": place.stem} for place in sorted(folder.glob("*.json"))]
-    lines = []
-    for router in dict.fromkeys(one.get("router", "evidence alone") for one in found):
-        own = [one for one in found if one.get("router", "evidence alone") == router]
-        tasks, mixed = [one for one in own if "ways" in one], [one for one in own if "domains" in one]
-        where = f"{own[0]['hardware']}, {own[0]['date']}; {1 + max(one['seed'] for one in own)} seed(s)"
-        lines += [f"Router: {router} ({where}). Accuracy %, held-out source / target:", ""]
-        ways = list(tasks[0]["ways"])
-        lines += [f"| task | {' | '.join(ways)} | pack, MB |", "|---|" + "---:|" * (len(ways) + 1)]
-        by_task: dict[str, list[Any]] = {}
-        for one in tasks:
-            by_task.setdefault(one["file"].split(f"-{one['mean']}")[0], []).append(one)
-        for task, seeds in by_task.items():
-            lines.append(_row(task.replace("_painting", "").replace("-", " → "), ways, seeds))
-        lines += [_row("mean", ways, tasks), ""]
-        lines += ["Four domains mixed image by image, three packs, mean accuracy % of the domains:", ""]
-        lines += ["| source network | routed | oracle | images to the right network, % |", "|---|---:|---:|---|"]
-        for one in mixed:
-            right = []
-            for number, (domain, got) in enumerate(one["domains"].items()):
-                right.append(f"{domain.replace('_painting', '')} {100 * got['given to'][number]:.0f}")
-            whole = one["mean"] if isinstance(one["mean"], dict) else one["whole"]
-            cells = [next(iter(one["domains"])).replace("_painting", "")]
-            cells += [f"{100 * whole[way]:.1f}" for way in ("routed", "oracle")]
-            lines.append("| " + " | ".join([*cells, ", ".join(right)]) + " |")
-        lines.append("")
-    return "\n".join(lines).rstrip("\n") or "Not measured yet."
-
-
-def _row(name: str, ways: list[str], records: list[Any]) -> str:
-    def mean(way: str, part: str) -> float:
-        return 100 * statistics.fmean(one["ways"][way][part] for one in records)
-
-    cells = [f"{mean(way, 'source'):.1f} / {mean(way, 'target'):.1f}" for way in ways]
-    size = statistics.fmean(one["bytes"] for one in records) / 1e6
-    return "| " + " | ".join([name, *cells, f"{size:.1f}"]) + " |"
-
-
-def page_of_times(records: list[dict[str, Any]]) -> str:
-    """Return the table of times for docs/explanation/packs.md."""
-    if not records:
-        return "Not measured yet."
-    head = [f"{one['hardware']}, batch {one['batch']}, {one['side']} pixels" for one in records]
-    lines = [f"| ResNet-50, ms | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
-    for what in records[0]["milliseconds"]:
-        lines += [f"| {what} | " + " | ".join(f"{one['milliseconds'][what]:.1f}" for one in records) + " |"]
-    return "\n".join(lines)
 
 
 # CIFAR-10-C -----------------------------------------------------------------------------------------------------
@@ -426,33 +197,76 @@ def times(asked: argparse.Namespace) -> None:
     print(json.dumps(found, indent=1), memory)
 
 
+def page(folder: Path) -> str:
+    """Return the tables of PACS for docs/explanation/routing.md: all seeds there are, and by which router."""
+    found = [json.loads(place.read_text("utf-8")) | {"file": place.stem} for place in sorted(folder.glob("*.json"))]
+    lines = []
+    for router in dict.fromkeys(one.get("router", "evidence alone") for one in found):
+        own = [one for one in found if one.get("router", "evidence alone") == router]
+        tasks, mixed = [one for one in own if "ways" in one], [one for one in own if "domains" in one]
+        where = f"{own[0]['hardware']}, {own[0]['date']}; {1 + max(one['seed'] for one in own)} seed(s)"
+        lines += [f"Router: {router} ({where}). Accuracy %, held-out source / target:", ""]
+        ways = list(tasks[0]["ways"])
+        lines += [f"| task | {' | '.join(ways)} | pack, MB |", "|---|" + "---:|" * (len(ways) + 1)]
+        by_task: dict[str, list[Any]] = {}
+        for one in tasks:
+            by_task.setdefault(one["file"].split(f"-{one['mean']}")[0], []).append(one)
+        for task, seeds in by_task.items():
+            lines.append(_row(task.replace("_painting", "").replace("-", " → "), ways, seeds))
+        lines += [_row("mean", ways, tasks), ""]
+        lines += ["Four domains mixed image by image, three packs, mean accuracy % of the domains:", ""]
+        lines += ["| source network | routed | oracle | images to the right network, % |", "|---|---:|---:|---|"]
+        for one in mixed:
+            right = []
+            for number, (domain, got) in enumerate(one["domains"].items()):
+                right.append(f"{domain.replace('_painting', '')} {100 * got['given to'][number]:.0f}")
+            whole = one["mean"] if isinstance(one["mean"], dict) else one["whole"]
+            cells = [next(iter(one["domains"])).replace("_painting", "")]
+            cells += [f"{100 * whole[way]:.1f}" for way in ("routed", "oracle")]
+            lines.append("| " + " | ".join([*cells, ", ".join(right)]) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") or "Not measured yet."
+
+
+def _row(name: str, ways: list[str], records: list[Any]) -> str:
+    def mean(way: str, part: str) -> float:
+        return 100 * statistics.fmean(one["ways"][way][part] for one in records)
+
+    cells = [f"{mean(way, 'source'):.1f} / {mean(way, 'target'):.1f}" for way in ways]
+    size = statistics.fmean(one["bytes"] for one in records) / 1e6
+    return "| " + " | ".join([name, *cells, f"{size:.1f}"]) + " |"
+
+
+def page_of_times(records: list[dict[str, Any]]) -> str:
+    """Return the table of times for docs/explanation/packs.md."""
+    if not records:
+        return "Not measured yet."
+    head = [f"{one['hardware']}, batch {one['batch']}, {one['side']} pixels" for one in records]
+    lines = [f"| ResNet-50, ms | {' | '.join(head)} |", "|---|" + "---:|" * len(head)]
+    for what in records[0]["milliseconds"]:
+        lines += [f"| {what} | " + " | ".join(f"{one['milliseconds'][what]:.1f}" for one in records) + " |"]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("pacs", "cifar", "times"))
+    parser.add_argument("part", choices=("cifar", "times"))
     parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--cache", type=Path, help="for decoded images, source networks and packs")
-    parser.add_argument("--packs", type=Path, help="pacs: packs of `undrift bench offline --set packs=FOLDER`")
-    parser.add_argument("--resnet50", type=Path)
+    parser.add_argument("--cache", type=Path, help="for corrupted images and packs")
     parser.add_argument("--network", default="wrn40_2")
     parser.add_argument("--weights", type=Path, help="of --network; default: wrn40_2.safetensors in --data")
     parser.add_argument("--frost", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--fast", action="store_true", help="channels-last and bfloat16 (pacs)")
     parser.add_argument("--method", default="undrift")
     parser.add_argument("--mean", default="ternary", help="how packs store weights, or exact")
     parser.add_argument("--epochs", type=int, help="default: the method's own")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--images", type=int, help="cifar: of each corruption (5,000); pacs: of each domain (all)")
+    parser.add_argument("--images", type=int, default=5_000, help="cifar: of each corruption")
     parser.add_argument("--learn", type=int, default=5_000, help="images that a cifar pack is learned on")
     parser.add_argument("--rivals", nargs="*", default=["norm-stats", "roid"], help="streams beside the cifar packs")
-    parser.add_argument("--tiny", action="store_true", help="a small random network and random images")
     asked = parser.parse_args()
-    if asked.part == "pacs":
-        Pacs(asked).run()
-    elif asked.part == "cifar":
-        asked.images = asked.images or 5_000
+    if asked.part == "cifar":
         cifar(asked)
     else:
         times(asked)

@@ -33,12 +33,11 @@ def test_notebooks_are_their_scripts(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plt = pytest.importorskip("matplotlib.pyplot")
     shown: list[int] = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.gcf().number) or plt.close("all"))
-    monkeypatch.chdir(tmp_path)
     script = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
     exec(compile(script, name, "exec"), {"__name__": "__main__"})
     assert shown or name == "packs"

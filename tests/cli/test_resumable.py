@@ -222,7 +222,7 @@ def test_a_first_state_that_cannot_be_written_leaves_the_way_free(
     run: Run, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, _content: bytes) -> int:
-        from undrift._errors import DataError
+        from undrift import DataError
         from undrift.system.atomic import _facts
 
         raise DataError(_facts(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))

@@ -48,6 +48,10 @@ class Scoring:
         """Return the share of wrong answers so far; waits for the device."""
         return 1 - float(self._right) / self._seen if self._right is not None else math.nan
 
+    def right(self) -> Tensor:
+        """Return for each answer, in the order given, whether it was right."""
+        return torch.cat(self._columns, 1)[1].cpu() > 0
+
     def scores(self) -> dict[int, Scores]:
         """Return the scores of each domain, by its number."""
         columns, domains = torch.cat(self._columns, 1).cpu(), torch.cat(self._domains).cpu()

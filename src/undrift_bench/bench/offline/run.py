@@ -103,7 +103,7 @@ class Adapting:
         }
 
     def _keep(self, cell: Cell, task: Task, model: Perturbed) -> None:
-        """Save a cell's pack where `--set packs=FOLDER` asks for it; benchmarks/routing.py reads them."""
+        """Save a cell's pack where `--set packs=FOLDER` asks for it."""
         if (folder := self.request.extra.get("packs")) is not None:
             model.preprocess = self.setup.preprocess
             place = Path(folder) / f"{task.source}-{task.target}-{cell.row.name}-s{cell.seed}.safetensors"
