@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_calibration_error
 
 import undrift
 
@@ -133,6 +134,25 @@ def test_streams_of_named_methods_answer_each_pixel(method: str) -> None:
     assert stream.report.steps == (0 if method == "norm-stats" else 2)
 
 
+@pytest.mark.filterwarnings("ignore::undrift.UndriftWarning")  # of methods whose source has to be trained for them
+@pytest.mark.parametrize("kind", ["pixels", "labels"])
+@pytest.mark.parametrize("verb", ["adapt", "stream"])
+def test_every_method_takes_part_or_says_why_not(verb: str, kind: str) -> None:
+    taken = set()
+    for name in undrift.methods.names(verb):
+        net, settings = (Segmenter(), {}) if kind == "pixels" else (pooled_tagger(), {"outputs": "sigmoid"})
+        try:
+            if verb == "adapt":
+                undrift.adapt(net, images(8), method=name, epochs=1, batch_size=4, **settings)
+            else:
+                assert len(list(undrift.stream(net, images(8).split(4), method=name, **settings))) == 2
+        except undrift.OptionError:
+            continue
+        taken.add(name)
+    simple = {"source", "norm-stats", "tent", "tent-ft", "bbb", "vmp"}
+    assert taken == (simple if verb == "adapt" else {*simple, "cotta", "undrift", "undrift-light"})
+
+
 @pytest.mark.parametrize("method", ["shot", "nrc"])
 def test_methods_of_whole_images_refuse_pixels(method: str) -> None:
     with pytest.raises(undrift.OptionError, match="a class per pixel"):
@@ -146,8 +166,9 @@ def test_cotta_says_that_a_network_of_one_size_is_not_for_it() -> None:
         def forward(self, x: Tensor) -> Any:
             return super().forward(x + torch.zeros(16, 16))  # as position embeddings are added
 
-    with pytest.raises(undrift.OutputError, match=r"failed on images of 8×8 .*CoTTA looks at images at seven sizes"):
-        next(undrift.stream(Fixed(), [images()], method="cotta"))
+    for net, settings in ((Fixed(), {}), (tagger(), {"outputs": "sigmoid"})):
+        with pytest.raises(undrift.OutputError, match=r"failed on images of 8×8 .*CoTTA looks at images at seven"):
+            next(undrift.stream(net, [images()], method="cotta", **settings))
 
 
 def test_fast_answers_and_temperature_are_of_whole_images() -> None:
@@ -172,6 +193,9 @@ def test_scores_count_pixels_and_leave_void_out() -> None:
     assert scores.miou == pytest.approx(float(torch.stack(ious).mean()), abs=1e-6)
     assert scores.count == known.numel()
     assert scores.accuracy == pytest.approx(float((told == known).float().mean()))
+    probs = undrift.predict(net, images()).probs[1:].movedim(1, -1).flatten(0, -2)
+    ece = multiclass_calibration_error(probs, known.flatten(), CLASSES, n_bins=15)
+    assert scores.ece == pytest.approx(float(ece), abs=1e-6)
 
 
 def test_labels_of_another_size_are_named() -> None:
@@ -185,6 +209,13 @@ def test_labels_of_another_size_are_named() -> None:
 def tagger() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 5))
+
+
+def pooled_tagger() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    )
 
 
 def test_sigmoid_outputs_answer_each_label_with_no_and_yes() -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from undrift._errors import OptionError, OutputError
+from undrift._errors import DataError, OptionError, OutputError
 from undrift._types import Step, named_sources
 from undrift.answer.views import SAME, VIEWS, ReversibleView
 from undrift.likelihood.augment import Augment
@@ -100,7 +100,7 @@ class Cotta:
         images = view(step.images)
         try:
             return view.answer(self.teacher.logits(step.model, images))
-        except (RuntimeError, ValueError, AssertionError) as error:
+        except (DataError, RuntimeError, ValueError, AssertionError) as error:
             if images.shape == step.images.shape or isinstance(error, torch.OutOfMemoryError):
                 raise
             raise OutputError(
