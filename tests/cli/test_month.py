@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from faults import environment
 from undrift import DataError
 from undrift.cli import image_arguments, resumable, stream_state
 from undrift.cli.answer_log import AnswerLog
@@ -119,8 +120,7 @@ def test_a_folder_that_vanishes_is_no_damage(run: Run, undisturbed: Left, monkey
         if next(count) == 4:
             Path("target").rename("away")
 
-    monkeypatch.setenv("UNDRIFT_WORKERS", "0")
-    with monkeypatch.context() as patch:
+    with environment(UNDRIFT_WORKERS="0"), monkeypatch.context() as patch:
         patch.setattr(AnswerLog, "add", adding)
         found = run(*STREAM, *MODEL)
     assert (found.code, "is out of reach" in found.err, "Traceback" in found.err) == (1, True, False), found.err
@@ -178,7 +178,6 @@ def test_a_half_written_image_waits_though_the_clock_was_set_back(
     assert found.code == 0, found.err
     assert [Path(name).name for name in found.json["unfinished"]] == [last.name]
     last.write_bytes(whole)
-    monkeypatch.undo()
 
 
 # The state stays small ----------------------------------------------------------------------------------------------
