@@ -6,6 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
+from faults import interrupted
 from undrift.images import TensorDomain
 from undrift_bench import data
 
@@ -68,9 +69,8 @@ def test_only_the_sheet_that_was_drawn_is_kept(run: Run) -> None:
     assert Path("s.png").read_bytes() == b"mine"
 
 
-def test_a_stopped_run_goes_on_beside_its_sheet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("undrift.images.corrupt.write_cifar_c", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+def test_a_stopped_run_goes_on_beside_its_sheet(run: Run) -> None:
+    with interrupted("undrift.images.corrupt.write_cifar_c"):
         assert run(*CORRUPT).code == 130
     assert Path("s.png").exists()
     found = run(*CORRUPT, "--json")

@@ -99,6 +99,14 @@ def interrupted_after(owner: type, name: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def one_of_processes(rank: int, count: int = 2) -> Iterator[None]:
+    """Be one of several processes of `torch.distributed`."""
+    here = {"is_initialized": lambda: True, "get_rank": lambda: rank, "get_world_size": lambda: count}
+    with mock.patch.multiple("torch.distributed", **here):
+        yield
+
+
 def recorded_in_a_graph(part: str = "norm") -> AbstractContextManager[object]:
     """Let norm layers, or the noise, believe that a CUDA graph is being recorded."""
     return mock.patch(f"undrift.posterior.{part}.capturing", return_value=True)
