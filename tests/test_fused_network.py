@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import undrift
+from faults import recorded_in_a_graph
 from fused_support import kernels_device, numpys, triton
 from undrift import Perturbed
 from undrift.kernels import force
@@ -168,8 +169,8 @@ def test_kernels_do_what_operators_do(name: str, energy: str, monkeypatch: pytes
 )
 def test_a_recording_has_the_same_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the noise's node has a frozen convolution's own gradient, too."""
-    monkeypatch.setattr("undrift.posterior.noise.capturing", lambda _: True)
-    test_kernels_do_what_operators_do(name, "square", monkeypatch)
+    with recorded_in_a_graph("noise"):
+        test_kernels_do_what_operators_do(name, "square", monkeypatch)
 
 
 def test_a_second_derivative_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

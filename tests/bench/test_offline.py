@@ -226,17 +226,11 @@ def test_statistics_of_the_batch_are_asked_for_in_batches_of_the_method(tmp_path
     request = tiny(tmp_path)
     adapting = Adapting(tiny_setup(asked(request)), request)
     sizes: list[int] = []
-    original = undrift.predict
-
-    def counted(model: Any, images: Any, samples: Any = None) -> Any:
-        sizes.append(len(images))
-        return original(model, images, samples)
-
-    monkeypatch.setattr(undrift, "predict", counted)
     target = adapting.images("sketch")
     for statistics, expected in (("batch", [16, 16, 8]), ("source", [40])):
         sizes.clear()
         model = undrift.perturb(TinyShot(4), norm_statistics=statistics, test_samples=1)
+        model.net.register_forward_hook(lambda _net, args, _answer: sizes.append(len(args[0])))
         adapting.scores(model, target, 16)
         assert sizes == expected
 

@@ -82,11 +82,11 @@ def test_a_step_has_three_turns_and_cudnns_trials_in_all_of_them(monkeypatch: py
         return lambda _x: seen.append(torch.backends.cudnn.benchmark)
 
     monkeypatch.setattr(measure, "make_step", make_step)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     job = {"case": asdict(Case("WRN-40", 2, 8, width=1)), "kind": "tent", "steps": 2}
-    measure.measure(job, CPU, lambda: seen.append("turn"))
+    with torch.backends.cudnn.flags(benchmark=False):
+        measure.measure(job, CPU, lambda: seen.append("turn"))
+        assert torch.backends.cudnn.benchmark is False
     assert seen == ["turn", "turn", "built", True, True, "turn", True, True, True]
-    assert torch.backends.cudnn.benchmark is False
 
 
 def test_cudnn_tries_the_shapes_of_a_case_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

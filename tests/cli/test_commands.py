@@ -15,7 +15,7 @@ import undrift
 from faults import missing
 from support import same
 
-from .conftest import MODEL, NAMES, Run, leftovers, pictures
+from .conftest import MODEL, NAMES, Run, leftovers
 
 
 def rows(path: str | Path) -> list[dict[str, str]]:
@@ -181,27 +181,6 @@ def test_train_reads_a_tree_and_writes_what_adapt_needs(run: Run, work: Path) ->
     found = run("predict", "source", "--weights", "own.safetensors", "--json")  # no --model: the file names it
     assert {row["label"] for row in found.json["answers"]} <= set(NAMES)
     assert found.json["warnings"] == []  # nor any preprocessing: it is in the file
-
-
-def test_corrupt_writes_zenodos_layout_and_a_sheet(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, labels = pictures(12, 5)
-    big = torch.nn.functional.interpolate(images.float(), (32, 32)).to(torch.uint8)
-    small = undrift.images.TensorDomain("CIFAR-10 test", big, labels)
-    monkeypatch.setattr("undrift_bench.data.cifar10", lambda root, train=False: small)
-    found = run("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--name", "brightness", "--json")
-    assert found.json["made"] == ["contrast.npy", "brightness.npy"]
-    assert sorted(p.name for p in Path("C").iterdir()) == [
-        "brightness.npy",
-        "contrast.npy",
-        "labels.npy",
-        "undrift.json",
-    ]
-    assert run("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--json").json["kept"] == ["contrast.npy"]
-    picture = next(Path("source").rglob("*.png"))
-    Image.open(picture).resize((32, 32)).save("one.png")
-    monkeypatch.setattr("undrift.images.corrupt.sheet.corrupt", lambda images, *_, **__: images)
-    assert run("corrupt", "one.png", "--sheet", "sheet.png").code == 0
-    assert Path("sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_parquet_holds_what_the_csv_holds(run: Run) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from faults import interrupted
 from undrift.images import TensorDomain
 from undrift_bench import data
 
@@ -19,6 +21,22 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     domain = TensorDomain("CIFAR-10 test", images, torch.arange(4))
     monkeypatch.setattr(data, "cifar10", lambda *_, **__: domain)
     monkeypatch.setattr("undrift.images.corrupt.sheet.corrupt", lambda images, *_, **__: images)
+
+
+def test_it_writes_zenodos_layout_and_a_sheet(run: Run) -> None:
+    found = run("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--name", "brightness", "--json")
+    assert found.json["made"] == ["contrast.npy", "brightness.npy"]
+    assert sorted(p.name for p in Path("C").iterdir()) == [
+        "brightness.npy",
+        "contrast.npy",
+        "labels.npy",
+        "undrift.json",
+    ]
+    assert run("corrupt", "cifar10", "--out", "C", "--name", "contrast", "--json").json["kept"] == ["contrast.npy"]
+    picture = next(Path("source").rglob("*.png"))
+    Image.open(picture).resize((32, 32)).save("one.png")
+    assert run("corrupt", "one.png", "--sheet", "sheet.png").code == 0
+    assert Path("sheet.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_same_command_goes_on_beside_its_sheet(run: Run) -> None:
@@ -51,9 +69,8 @@ def test_only_the_sheet_that_was_drawn_is_kept(run: Run) -> None:
     assert Path("s.png").read_bytes() == b"mine"
 
 
-def test_a_stopped_run_goes_on_beside_its_sheet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("undrift.images.corrupt.write_cifar_c", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+def test_a_stopped_run_goes_on_beside_its_sheet(run: Run) -> None:
+    with interrupted("undrift.images.corrupt.write_cifar_c"):
         assert run(*CORRUPT).code == 130
     assert Path("s.png").exists()
     found = run(*CORRUPT, "--json")

@@ -1,8 +1,7 @@
 """A stream says how it is doing: the health file, Prometheus metrics, and that neither changes an answer."""
 
-import errno
 import json
-import sys
+import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from faults import missing
 from undrift.cli import heartbeat
 from undrift.cli.heartbeat import Latency
 
@@ -37,10 +37,16 @@ def test_the_quantiles_of_latency_are_those_of_images() -> None:
     assert latency.quantiles() == {0.5: 0.5, 0.95: 0.5, 0.99: 0.5}
 
 
-def test_the_file_says_how_the_stream_is_doing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a stream say after every batch how it is doing, from ten images on."""
+    for name, value in (("PERIOD", 0.0), ("LEAST", 10)):
+        monkeypatch.setattr(heartbeat, name, value)
+
+
+@pytest.mark.usefixtures("often")
+def test_the_file_says_how_the_stream_is_doing(run: Run) -> None:
     assert run(*STREAM, "--answers", "plain.csv").code == 0
-    monkeypatch.setattr(heartbeat, "PERIOD", 0.0)
-    monkeypatch.setattr(heartbeat, "LEAST", 10)
     path = next(Path("target").rglob("07.png"))
     path.write_bytes(path.read_bytes()[:20])
     found = run(*STREAM, "--answers", "watched.csv", "--health", "health.json", "--json")
@@ -67,11 +73,11 @@ def test_a_stream_that_stops_or_fails_says_so(run: Run, stop_when: StopWhen) -> 
     assert "pixels" in read()["error"]
 
 
+@pytest.mark.usefixtures("often")
 def test_a_file_that_cannot_be_written_is_no_reason_to_stop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise heartbeat.DataError("health.json was not written: the disk is full. Free some space.")
 
-    monkeypatch.setattr(heartbeat, "PERIOD", 0.0)
     monkeypatch.setattr(heartbeat, "write_text", full)
     Path("health.json").write_text("{}")
     found = run(*STREAM, "--answers", "a.csv", "--health", "health.json", "--json")
@@ -80,10 +86,9 @@ def test_a_file_that_cannot_be_written_is_no_reason_to_stop(run: Run, monkeypatc
     assert Path("a.csv").read_text().count("\n") == 31
 
 
+@pytest.mark.usefixtures("often")
 def test_metrics_are_served_on_loopback_while_the_stream_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     prometheus = pytest.importorskip("prometheus_client")
-    monkeypatch.setattr(heartbeat, "PERIOD", 0.0)
-    monkeypatch.setattr(heartbeat, "LEAST", 10)
     asked: list[tuple[Any, ...]] = []
     pages: list[str] = []
     start, answered = prometheus.start_http_server, heartbeat.Heartbeat.answered
@@ -114,17 +119,12 @@ def test_metrics_are_served_on_loopback_while_the_stream_runs(run: Run, monkeypa
         urllib.request.urlopen(f"http://{address}:{port}/metrics")
 
 
-def test_metrics_say_what_they_need(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = (*STREAM, "--answers", "a.csv", "--metrics-port", "1")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "prometheus_client", None)
-        assert "pip install 'undrift[metrics]'" in run(*words).err
-    prometheus = pytest.importorskip("prometheus_client")
-
-    def taken(*_: object) -> None:
-        raise OSError(errno.EADDRINUSE, "Address already in use")
-
-    monkeypatch.setattr(prometheus, "start_http_server", taken)
-    found = run(*words)
+def test_metrics_say_what_they_need(run: Run) -> None:
+    words = (*STREAM, "--answers", "a.csv", "--metrics-port")
+    with missing("prometheus_client"):
+        assert "pip install 'undrift[metrics]'" in run(*words, "1").err
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = run(*words, str(taken.getsockname()[1]))
     assert (found.code, "needed: a free port" in found.err) == (1, True)
     assert not Path("a.csv").exists()

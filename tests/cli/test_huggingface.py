@@ -1,17 +1,19 @@
 """A folder of Hugging Face's that does not say what its images must look like: the flags do."""
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from faults import installed
 
 from .conftest import Run
 
 
 @pytest.fixture
-def bare(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bare(work: Path) -> Iterator[Path]:
     """Return a network's folder without preprocessor_config.json, and a package that reads it."""
 
     def network(_name: str, **_arguments: Any) -> Any:
@@ -24,12 +26,10 @@ def bare(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def missing(name: str) -> Any:
         raise OSError(f"Can't load image processor for {name!r}")
 
-    package = ModuleType("transformers")
-    package.AutoModelForImageClassification = SimpleNamespace(from_pretrained=network)  # type: ignore[attr-defined]
-    package.AutoImageProcessor = SimpleNamespace(from_pretrained=missing)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "transformers", package)
     (work / "bare").mkdir()
-    return work / "bare"
+    classifiers, processors = SimpleNamespace(from_pretrained=network), SimpleNamespace(from_pretrained=missing)
+    with installed("transformers", AutoModelForImageClassification=classifiers, AutoImageProcessor=processors):
+        yield work / "bare"
 
 
 @pytest.mark.usefixtures("bare")

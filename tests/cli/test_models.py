@@ -1,10 +1,12 @@
 """Networks from a few words: the zoo's, the user's own, and those of packages that stand-ins play here."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import undrift
-from faults import missing
+from faults import installed, missing
 from undrift import DataError, OptionError, UndriftWarning
 from undrift.cli.model_packages import of_huggingface, of_processor, of_timm, of_torchvision
 from undrift.cli.models import load_model, parse_arguments
@@ -118,13 +120,17 @@ def test_a_file_that_knows_what_it_is(tmp_path: Path) -> None:
 # Packages --------------------------------------------------------------------------------------------------------
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
-    module = ModuleType(name)
-    module.__dict__.update(content)
-    monkeypatch.setitem(sys.modules, name, module)
+Pretend = Callable[..., None]
 
 
-def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def pretend() -> Iterator[Pretend]:
+    """Return what lets a package be installed that has this content and no more."""
+    with ExitStack() as packages:
+        yield lambda name, **content: packages.enter_context(installed(name, **content))
+
+
+def test_timm(pretend: Pretend, tmp_path: Path) -> None:
     asked: list[Any] = []
 
     def create_model(name: str, pretrained: bool = False, **arguments: Any) -> nn.Module:
@@ -142,7 +148,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         }
         return made
 
-    pretend(monkeypatch, "timm", create_model=create_model)
+    pretend("timm", create_model=create_model)
     found = load_model("timm:tiny_vit")
     assert found.preprocess == Preprocess((0.5,) * 3, (0.5,) * 3, 248, 224, "bicubic")
     save_file(net(6).state_dict(), tmp_path / "w.safetensors")
@@ -152,7 +158,7 @@ def test_timm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         load_model("timm:nothing")
 
 
-def test_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision(pretend: Pretend) -> None:
     class Interpolation(Enum):
         BILINEAR = "bilinear"
 
@@ -171,9 +177,8 @@ def test_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(weights)
         return net(**arguments)
 
-    pretend(monkeypatch, "torchvision")
+    pretend("torchvision")
     pretend(
-        monkeypatch,
         "torchvision.models",
         get_model=get_model,
         get_model_weights=lambda name: {"DEFAULT": entry, "IMAGENET1K_V1": entry},
@@ -185,7 +190,7 @@ def test_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         load_model("torchvision:resnet50", arguments={"weights": "V9"})
 
 
-def test_huggingface(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huggingface(pretend: Pretend) -> None:
     class Output:
         def __init__(self, logits: Tensor) -> None:
             self.logits = logits
@@ -217,7 +222,6 @@ def test_huggingface(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     processor = Processor(config, Preprocess((0.5,) * 3, (0.5,) * 3, (224, 224), None, "bicubic"))
     pretend(
-        monkeypatch,
         "transformers",
         AutoModelForImageClassification=SimpleNamespace(from_pretrained=from_pretrained),
         AutoImageProcessor=SimpleNamespace(from_pretrained=lambda name: processor),
@@ -256,7 +260,7 @@ def test_an_image_processor_is_tried_on_an_image() -> None:
             of_processor(Processor(config, does))
 
 
-def test_huggingface_without_an_image_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_huggingface_without_an_image_processor(pretend: Pretend, tmp_path: Path) -> None:
     made = net()
     made.config = SimpleNamespace(id2label={})
 
@@ -264,7 +268,6 @@ def test_huggingface_without_an_image_processor(monkeypatch: pytest.MonkeyPatch,
         raise OSError(f"Can't load image processor for {name!r}")
 
     pretend(
-        monkeypatch,
         "transformers",
         AutoModelForImageClassification=SimpleNamespace(from_pretrained=lambda name, use_safetensors: made),
         AutoImageProcessor=SimpleNamespace(from_pretrained=lost),
@@ -307,7 +310,7 @@ def test_configurations() -> None:
     torch.testing.assert_close(unchanged(image), image.float())
 
 
-def test_configurations_that_we_cannot_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configurations_that_we_cannot_follow(pretend: Pretend) -> None:
     for read, config in (
         (of_timm, {"crop_mode": "border", "input_size": (3, 224, 224)}),
         (of_timm, {"input_size": (3, 224, 160)}),
@@ -319,7 +322,7 @@ def test_configurations_that_we_cannot_follow(monkeypatch: pytest.MonkeyPatch) -
             read(config)
     border = net()
     border.pretrained_cfg = {"crop_mode": "border"}
-    pretend(monkeypatch, "timm", create_model=lambda name, pretrained: border)
+    pretend("timm", create_model=lambda name, pretrained: border)
     with pytest.warns(UndriftWarning, match="--crop"):
         assert load_model("timm:x").preprocess is None
     assert Preprocess(*IMAGENET, 256, 224) == undrift.images.IMAGENET

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from faults import full_disk
+
 from .conftest import MODEL, Run, StopWhen, leftovers, start, write_tree
 from .test_interrupted import SLOW, STREAM, stop, wait_for_calls
 
@@ -218,17 +220,8 @@ def test_what_a_kill_left_beside_the_state_is_swept_up(run: Run, work: Path) -> 
     assert leftovers(work) == [".s.state.mine.tmp"]
 
 
-def test_a_first_state_that_cannot_be_written_leaves_the_way_free(
-    run: Run, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, _content: bytes) -> int:
-        from undrift import DataError
-        from undrift.system.atomic import _facts
-
-        raise DataError(_facts(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-
-    with monkeypatch.context() as patch:
-        patch.setattr("undrift.cli.stream_state.write_bytes", full)
+def test_a_first_state_that_cannot_be_written_leaves_the_way_free(run: Run, work: Path) -> None:
+    with full_disk(after=1):  # that is the answers' file
         found = run(*STREAM, *MODEL)
     assert (found.code, "on another disk, and run the same command again." in found.err) == (1, True), found.err
     assert not Path("s.csv").exists()
@@ -244,16 +237,11 @@ def test_a_batch_that_fails_first_leaves_the_way_free(run: Run, stop_when: StopW
 
 
 def test_a_resumed_stream_that_is_stopped_first_says_that_its_files_are_whole(
-    run: Run, work: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, begin: Begin, stop_when: StopWhen
 ) -> None:
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    assert run(*STREAM, *MODEL).code == 0
+    begin()
     before = Path("s.csv").read_bytes(), Path("s.state").read_bytes()
-    monkeypatch.setattr("undrift.cli.stream.open_both", stopped)
-    found = run(*STREAM, *MODEL)
-    assert found.code == 130
+    found = stop_when("names.txt", "any", *STREAM, *MODEL)  # in its first batch
     assert "Nothing new was written: s.csv and s.state are as they were" in found.err
     assert (Path("s.csv").read_bytes(), Path("s.state").read_bytes()) == before
 

@@ -6,7 +6,6 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from undrift.cli.output_paths import alone
 from undrift_bench.train import read_header
 
 from .conftest import Run, leftovers
@@ -15,7 +14,7 @@ QUICK = ("--preset", "cifar", "--network", "wrn40_2", "--epochs", "1", "--batch-
 TRAIN = ("train", "source", *QUICK, "--device", "cpu", "--quiet")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train two layers in the place of forty."""
     from undrift_bench import zoo
@@ -27,6 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "build", build)
 
 
+@pytest.mark.usefixtures("small")
 def test_a_picture_of_the_curves_name_needs_force(run: Run) -> None:
     Path("own.png").write_bytes(b"mine")
     found = run(*TRAIN, "--out", "own.safetensors")
@@ -37,9 +37,12 @@ def test_a_picture_of_the_curves_name_needs_force(run: Run) -> None:
     assert Path("own.png").read_bytes() != b"mine"
 
 
+@pytest.mark.usefixtures("small")
 def test_two_processes_do_not_train_to_one_file(run: Run, work: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
     words = (*TRAIN, "--out", "own.safetensors")
-    with alone(Path("own.safetensors")):  # as a run that is under way
+    with Path(".own.safetensors.lock").open("w") as lock:  # as a run that is under way
+        fcntl.flock(lock, fcntl.LOCK_EX)
         Path("own.checkpoint.pt").write_bytes(b"another's")
         for more in ((), ("--force",), ("--no-resume",)):
             found = run(*words, *more)
@@ -51,6 +54,7 @@ def test_two_processes_do_not_train_to_one_file(run: Run, work: Path) -> None:
     assert leftovers(work) == []
 
 
+@pytest.mark.usefixtures("small")
 def test_images_of_mixed_sizes_are_brought_to_one(run: Run) -> None:
     Image.new("RGB", (12, 9)).save("source/red/large.png")
     found = run(*TRAIN, "--out", "own.safetensors")
@@ -63,6 +67,7 @@ def test_images_of_mixed_sizes_are_brought_to_one(run: Run) -> None:
     assert (found.code, "--resize" in found.err) == (1, True), found.err
 
 
+@pytest.mark.usefixtures("small")
 def test_advice_is_for_the_shell(run: Run) -> None:
     Path("own.checkpoint.pt").write_bytes(b"nothing")
     found = run(*TRAIN, "--out", "own.safetensors")
@@ -74,14 +79,12 @@ def test_advice_is_for_the_shell(run: Run) -> None:
     assert (found.code, "Use --device auto" in found.err) == (2, True), found.err
 
 
-def test_a_backbone_without_weights_is_told_the_flag(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from undrift_bench import zoo
-
-    monkeypatch.setattr(zoo, "build", lambda *_: nn.ModuleDict({"backbone": nn.Linear(1, 1)}))
+def test_a_backbone_without_weights_is_told_the_flag(run: Run) -> None:
     found = run("train", "source", "--out", "b.safetensors", "--device", "cpu")
     assert (found.code, "Name it: --trunk FILE." in found.err) == (2, True), found.err
 
 
+@pytest.mark.usefixtures("small")
 def test_one_class_folder_is_refused(run: Run) -> None:
     for name in ("green", "blue"):
         Path("source", name).rename(name)
@@ -90,6 +93,7 @@ def test_one_class_folder_is_refused(run: Run) -> None:
     assert not Path("own.safetensors").exists()
 
 
+@pytest.mark.usefixtures("small")
 def test_images_of_other_channels_are_refused(run: Run) -> None:
     found = run("train", "digits:optdigits", "--network", "wrn40_2", "--out", "own.safetensors", "--quiet")
     assert (found.code, "images of 1 channels and a preprocessing for 3" in found.err) == (1, True), found.err

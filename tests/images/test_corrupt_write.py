@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import undrift
+from faults import full_disk
 from undrift.images import FileDomain, Preprocess, TensorDomain
 from undrift.images.corrupt import contact_sheet, corrupt, write_cifar_c, write_imagenet_c
 from undrift_bench import data
@@ -54,19 +55,12 @@ def test_cifar_c_is_stacked_by_severity_and_read_back(tmp_path: Path, cifar: Ten
     assert sorted(path.name for path in tmp_path.iterdir()) == ["contrast.npy", "fog.npy", "labels.npy", "undrift.json"]
 
 
-def test_cifar_c_keeps_what_is_finished_and_leaves_no_part(
-    tmp_path: Path, cifar: TensorDomain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cifar_c_keeps_what_is_finished_and_leaves_no_part(tmp_path: Path, cifar: TensorDomain) -> None:
     write_cifar_c(cifar, tmp_path, ("fog",), quiet=True)
     before = (tmp_path / "fog.npy").stat().st_mtime_ns
 
-    def full(*_: object) -> None:
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("undrift.images.corrupt.write.np.save", full)
-        with pytest.raises(OSError, match="disk full"):
-            write_cifar_c(cifar, tmp_path, ("fog", "contrast"), quiet=True)
+    with full_disk(), pytest.raises(OSError, match="No space left"):
+        write_cifar_c(cifar, tmp_path, ("fog", "contrast"), quiet=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fog.npy", "labels.npy", "undrift.json"]
     written = write_cifar_c(cifar, tmp_path, ("fog", "contrast"), quiet=True)
     assert (written.made, written.kept) == (("contrast.npy",), ("fog.npy",))

@@ -6,16 +6,14 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import undrift
-from faults import environment
+from faults import environment, no_shared_memory
 from undrift import DataError, OptionError
-from undrift.images import Domain, workers
+from undrift.images import Domain
 from undrift.images.workers import FEW, items_of, usual_workers
 
 
@@ -40,13 +38,9 @@ def test_a_killed_worker_is_three_facts_where_it_is_waited_for(domain: Domain) -
     assert len(list(domain.named_batches(2, workers=1))) == 20  # others are not touched by it
 
 
-def test_a_batch_without_room_in_shared_memory_is_said(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: torch.Tensor) -> None:
-        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
-
-    monkeypatch.setattr(workers, "get_worker_info", lambda: SimpleNamespace(num_workers=2))
-    monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-    with pytest.raises(DataError, match=r"could not hand over a batch \(unable .* room for their batches in /dev/shm"):
+def test_a_batch_without_room_in_shared_memory_is_said(domain: Domain) -> None:
+    facts = r"could not hand over a batch \(unable .* room for their batches in /dev/shm"
+    with no_shared_memory(), pytest.raises(DataError, match=facts):
         list(domain.named_batches(2, workers=0))
 
 

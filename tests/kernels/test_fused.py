@@ -1,7 +1,5 @@
 """The fused noise: every implementation against the plain one, and the plain one against autograd and arithmetic."""
 
-import warnings
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -169,21 +167,6 @@ def test_a_second_derivative_is_refused() -> None:
     (first,) = torch.autograd.grad(out.square().sum(), plane, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
-
-
-def test_falling_back_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "has_triton", lambda: False)
-    monkeypatch.setattr(choice, "_said", set())
-    with pytest.warns(undrift.UndriftWarning, match="Triton is not installed"):
-        assert choice.on_cuda(torch.zeros(2)) == "plain"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert choice.on_cuda(torch.zeros(2)) == "plain"
-    monkeypatch.setattr(choice, "has_triton", lambda: True)
-    monkeypatch.setattr(choice, "refusal", lambda _index: "")
-    assert choice.on_cuda(torch.zeros(2)) == "triton"
-    with pytest.warns(undrift.UndriftWarning, match="float64"):
-        assert choice.on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"
 
 
 def test_an_unknown_implementation_is_an_error() -> None:

@@ -32,11 +32,12 @@ class Kernel:
         return first
 
 
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+@pytest.fixture(params=[True])
+def kernel(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Kernel:
+    """Return a kernel of a Triton whose version is known, or is not."""
     streams = SimpleNamespace(get_current_stream=lambda device: 100 + device)
     monkeypatch.setattr(runtime.driver, "_active", streams)
-    monkeypatch.setattr("undrift.kernels.triton.launch._runs_directly", lambda: True)
+    monkeypatch.setattr("undrift.kernels.triton.launch._runs_directly", lambda: request.param)
     return Kernel()
 
 
@@ -78,8 +79,8 @@ def test_each_dtype_has_a_kernel_of_its_own(kernel: Kernel) -> None:
     assert len(kernel.again) == 2
 
 
-def test_triton_of_an_unknown_version_is_asked_each_time(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("undrift.kernels.triton.launch._runs_directly", lambda: False)
+@pytest.mark.parametrize("kernel", [False], indirect=True)
+def test_triton_of_an_unknown_version_is_asked_each_time(kernel: Kernel) -> None:
     launch, x, out = launch_of(kernel), aligned(4), aligned(4)
     launch(x, out)
     launch(x, out)

@@ -39,15 +39,17 @@ def _no_compiler(_seed: Tensor, _step: Tensor, _count: int) -> Tensor:
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernel]:
     """Let Triton be installed, and its first kernel do what it is given to do."""
 
-    def begin(does: Callable[[Tensor, Tensor, int], Tensor], capturing: bool = False) -> Kernel:
+    def begin(does: Callable[[Tensor, Tensor, int], Tensor], capturing: bool = False, installed: bool = True) -> Kernel:
         kernel = Kernel(does)
-        monkeypatch.setattr(trial, "INSTALLED", True)
-        monkeypatch.setattr(trial, "_refusals", {})
-        monkeypatch.setattr(trial, "_launched", kernel)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: capturing)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-        monkeypatch.setattr(choice, "has_triton", lambda: True)
-        monkeypatch.setattr(choice, "_said", set())
+        found = {"is_available": lambda: capturing, "is_current_stream_capturing": lambda: capturing}
+        parts: dict[Any, dict[str, Any]] = {
+            trial: {"INSTALLED": True, "_refusals": {}, "_launched": kernel},
+            torch.cuda: found,
+            choice: {"has_triton": lambda: installed, "_said": set()},
+        }
+        for module, changed in parts.items():
+            for name, value in changed.items():
+                monkeypatch.setattr(module, name, value)
         return kernel
 
     return begin
@@ -63,6 +65,19 @@ def test_a_kernel_that_runs_is_tried_once(pretend: Callable[..., Kernel]) -> Non
     assert kernel.launches == 1
     assert choice.on_cuda(torch.zeros(2)) == "triton"
     assert kernel.launches == 1
+
+
+def test_falling_back_is_said_once(pretend: Callable[..., Kernel]) -> None:
+    pretend(keys_of, installed=False)
+    with says("Triton is not installed"):
+        assert choice.on_cuda(torch.zeros(2)) == "plain"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice.on_cuda(torch.zeros(2)) == "plain"
+    pretend(keys_of)
+    assert choice.on_cuda(torch.zeros(2)) == "triton"
+    with says("float64"):
+        assert choice.on_cuda(torch.zeros(2, dtype=torch.float64)) == "plain"
 
 
 def test_a_kernel_that_cannot_be_compiled_is_said_once_and_not_tried_again(pretend: Callable[..., Kernel]) -> None:
@@ -147,11 +162,10 @@ class OnCuda(Tensor):
     [(torch.float64, True, r"this is torch\.float64"), (torch.float32, False, "Triton is not installed")],
 )
 def test_operators_of_a_compiled_graph_say_why_they_are_slow(
-    pretend: Callable[..., Kernel], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, installed: bool, match: str
+    pretend: Callable[..., Kernel], dtype: torch.dtype, installed: bool, match: str
 ) -> None:
     """A graph for CUDA holds the operator; what it does there, it decides and says when it runs."""
-    pretend(keys_of)
-    monkeypatch.setattr(choice, "has_triton", lambda: installed)
+    pretend(keys_of, installed=installed)
     assert choice._compiled(torch.zeros(2, dtype=dtype).as_subclass(OnCuda), FLOATS) == "operator"
     y = arguments((2, 4, 3, 3), 2, False, dtype)[0].as_subclass(OnCuda)
     with says(match + r".*UNDRIFT_NOISE=plain"):

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 
 
 @pytest.fixture(autouse=True)
-def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def _exact() -> Iterator[None]:
     """Keep convolutions in float32 proper: tf32 differs between algorithms."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def batches(count: int, size: int = 8) -> list[Tensor]:

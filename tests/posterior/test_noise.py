@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import undrift
+from faults import one_of_processes
 from support import convnet, images, layers_with_input
 from undrift.kernels.reference import safe_sqrt
 from undrift.options import Options
@@ -92,15 +93,14 @@ def test_local_noise_is_independent_where_drawn_noise_is_not() -> None:
     assert correlations["drawn"] > 0.999
 
 
-def test_a_process_draws_the_rows_of_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_draws_the_rows_of_its_share_of_the_batch() -> None:
     """What the second of two processes draws for its half is what one process draws there for the whole."""
     model, x = undrift.perturb(convnet(), norm_statistics="source"), images(6)
     model.reseed(1)
     whole = model(x)
     model.reseed(1)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    torch.testing.assert_close(model(x[3:]), whole[3:])
+    with one_of_processes(1):
+        torch.testing.assert_close(model(x[3:]), whole[3:])
 
 
 def test_zero_variance_gives_the_source_bit_for_bit() -> None:

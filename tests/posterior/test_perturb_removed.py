@@ -132,16 +132,20 @@ def test_whatever_leaves_the_source_weights_alone_is_allowed_inside_off(train: s
 
 
 @pytest.mark.parametrize("swaps", [False, True])
-def test_a_move_inside_off_is_no_change_of_weights(swaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: swaps)
-    net = convnet()
-    model = undrift.perturb(net)
-    with model.off():
-        net.double()
-    assert model(images().double()).dtype == torch.float64
-    with model.off():
-        net.float().to(memory_format=torch.channels_last)
-    assert model(images()).dtype == torch.float32
+def test_a_move_inside_off_is_no_change_of_weights(swaps: bool) -> None:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(swaps)
+    try:
+        net = convnet()
+        model = undrift.perturb(net)
+        with model.off():
+            net.double()
+        assert model(images().double()).dtype == torch.float64
+        with model.off():
+            net.float().to(memory_format=torch.channels_last)
+        assert model(images()).dtype == torch.float32
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def traces(net: nn.Module) -> list[object]:

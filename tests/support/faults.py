@@ -2,29 +2,31 @@
 
 import errno
 import io
+import itertools
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
 
 @contextmanager
-def full_disk(times: int | None = None) -> Iterator[None]:
-    """Let no file be written to the end, or only so many of the first not."""
-    fsync, failed = os.fsync, list[int]()
+def full_disk(times: int | None = None, after: int = 0) -> Iterator[None]:
+    """Let no file be written to the end, or only so many not, after so many that are."""
+    fsync, asked = os.fsync, itertools.count()
 
     def full(handle: int) -> None:
-        if times is not None and len(failed) >= times:
+        number = next(asked) - after
+        if number < 0 or (times is not None and number >= times):
             fsync(handle)
             return
-        failed.append(handle)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with mock.patch("os.fsync", full):
         yield
-    assert times is None or len(failed) == times
+    assert next(asked) >= after + (times or 0)
 
 
 @contextmanager
@@ -51,6 +53,29 @@ def missing(*packages: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def installed(name: str, **content: object) -> Iterator[None]:
+    """Let a package be there that has this content and no more."""
+    module = ModuleType(name)
+    module.__dict__.update(content)
+    with mock.patch.dict(sys.modules, {name: module}):
+        yield
+
+
+def no_locks() -> AbstractContextManager[object]:
+    """Let the file system have no locks."""
+    return mock.patch("fcntl.flock", side_effect=OSError("no locks here"))
+
+
+@contextmanager
+def no_shared_memory() -> Iterator[None]:
+    """Be one of two processes that decode images, without room in /dev/shm."""
+    full = RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+    worker = mock.patch("undrift.images.workers.get_worker_info", return_value=SimpleNamespace(num_workers=2))
+    with worker, mock.patch("torch.Tensor.share_memory_", side_effect=full):
+        yield
+
+
 def interrupted(place: str) -> AbstractContextManager[object]:
     """Let Ctrl-C come where a function is called, which is named by its full path."""
     return mock.patch(place, side_effect=KeyboardInterrupt)
@@ -74,9 +99,17 @@ def interrupted_after(owner: type, name: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def recorded_in_a_graph() -> AbstractContextManager[object]:
-    """Let norm layers believe that a CUDA graph is being recorded."""
-    return mock.patch("undrift.posterior.norm.capturing", return_value=True)
+@contextmanager
+def one_of_processes(rank: int, count: int = 2) -> Iterator[None]:
+    """Be one of several processes of `torch.distributed`."""
+    here = {"is_initialized": lambda: True, "get_rank": lambda: rank, "get_world_size": lambda: count}
+    with mock.patch.multiple("torch.distributed", **here):
+        yield
+
+
+def recorded_in_a_graph(part: str = "norm") -> AbstractContextManager[object]:
+    """Let norm layers, or the noise, believe that a CUDA graph is being recorded."""
+    return mock.patch(f"undrift.posterior.{part}.capturing", return_value=True)
 
 
 def bound_by_launches() -> AbstractContextManager[object]:

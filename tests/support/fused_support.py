@@ -2,6 +2,7 @@
 
 import importlib.util
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,20 @@ def arguments(
     return y, plane, log_var, torch.randn(shape, dtype=dtype)
 
 
+# What tensors of a test's size are cut into, by module and name.
+FEW = [(tiles, "processors", lambda _index: 1), (windows, "PLANE", {"PLANE": 16})]
+SIZES: dict[str, list[tuple[Any, str, Any]]] = {
+    "many programs": [],
+    "small sums": [*FEW, (windows, "PARTS", {"ROWS": 2, "COLUMNS": 4}), (tiles, "_PROGRAMS", 2)],
+    "one program": [
+        *FEW,
+        *((tiles, "_PROGRAMS", 1), (tiles, "_TILE", 64), (tiles, "VECTOR", 16)),
+        *((launch, "ADDING", tiles.Cut(64, 4, {64: 1})), (launch, "SUMMING", tiles.Cut(64, 1, {64: 1}))),
+        *((windows, "WINDOWED", tiles.Cut(64, 4, {64: 1})), (windows, "VECTORS", tiles.Cut(32, 4, {8: 1}))),
+    ],
+}
+
+
 def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") -> torch.device:
     """Return the GPU where there is one, else a CPU for Triton's interpreter.
 
@@ -62,20 +77,8 @@ def kernels_device(monkeypatch: pytest.MonkeyPatch, how: str = "many programs") 
     """
     for remembered in (launch.sums_of, launch.noises_of, layer._forward_plan, layer._backward_plan):
         remembered.cache_clear()
-    if how != "many programs":
-        monkeypatch.setattr(tiles, "processors", lambda _index: 1)
-        monkeypatch.setattr(windows, "PLANE", {"PLANE": 16})
-    if how == "small sums":
-        monkeypatch.setattr(windows, "PARTS", {"ROWS": 2, "COLUMNS": 4})
-        monkeypatch.setattr(tiles, "_PROGRAMS", 2)
-    if how == "one program":
-        monkeypatch.setattr(tiles, "_PROGRAMS", 1)
-        monkeypatch.setattr(tiles, "_TILE", 64)
-        monkeypatch.setattr(launch, "ADDING", tiles.Cut(64, 4, {64: 1}))
-        monkeypatch.setattr(launch, "SUMMING", tiles.Cut(64, 1, {64: 1}))
-        monkeypatch.setattr(windows, "WINDOWED", tiles.Cut(64, 4, {64: 1}))
-        monkeypatch.setattr(windows, "VECTORS", tiles.Cut(32, 4, {8: 1}))
-        monkeypatch.setattr(tiles, "VECTOR", 16)
+    for module, name, value in SIZES[how]:
+        monkeypatch.setattr(module, name, value)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from faults import no_locks
 from undrift.system.lock import discard, held, locked, marked
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no such locks")
@@ -46,12 +47,8 @@ def test_a_lock_file_that_cannot_be_deleted_while_it_is_open_stays(
     assert (tmp_path / "lock").exists()
 
 
-def test_without_such_locks_everybody_gets_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError("no locks here")
-
-    monkeypatch.setattr("fcntl.flock", unsupported)
-    with held(tmp_path / "a") as first, held(tmp_path / "a") as second:
+def test_without_such_locks_everybody_gets_one(tmp_path: Path) -> None:
+    with no_locks(), held(tmp_path / "a") as first, held(tmp_path / "a") as second:
         assert first
         assert second
 
@@ -86,14 +83,13 @@ def test_a_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> No
         parent.stdout.close()
 
 
-def test_a_file_that_is_locked_or_could_be_is_not_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_locked_or_could_be_is_not_discarded(tmp_path: Path) -> None:
     place = tmp_path / "a"
     with place.open("w") as file:
         assert marked(file, place)
         discard(place)
         assert place.exists()
-    with monkeypatch.context() as patched:
-        patched.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
+    with no_locks():
         discard(place)
     assert place.exists()
     with place.open() as late:

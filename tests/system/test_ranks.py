@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from faults import one_of_processes
 from support import convnet, images
 from undrift.posterior import shared_statistics
 from undrift.system import ranks
@@ -114,10 +115,7 @@ def test_noise_of_windows_begins_at_the_images_own() -> None:
         ),
     ],
 )
-def test_what_processes_cannot_share_is_refused(
-    net: nn.Module, likelihood: object, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "processes", lambda: 2)
-    with pytest.raises(undrift.OptionError, match=what) as caught:
+def test_what_processes_cannot_share_is_refused(net: nn.Module, likelihood: object, what: str) -> None:
+    with one_of_processes(0), pytest.raises(undrift.OptionError, match=what) as caught:
         undrift.adapt(undrift.perturb(net), images(8), likelihood, epochs=1)  # type: ignore[arg-type]
     assert "start one process" in str(caught.value)

@@ -32,41 +32,6 @@ WAYS: dict[str, Ask] = {
 }
 
 
-def times(
-    net: nn.Module, device: torch.device, batches: list[int], low: bool, repeats: int, settling: int = 3
-) -> Iterator[dict[str, Any]]:
-    """Give the median time of each way to predict over that of one noise-free forward pass.
-
-    Args:
-        net: for images of 32 × 32, on the device, in eval mode.
-        low: channels-last and bfloat16 autocast.
-        repeats: calls that count, after `settling` ones that do not.
-    """
-    if low:
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = perturb(net, norm_statistics="source")
-    with quickest(), torch.no_grad():
-        for batch in batches:
-            x = images(batch, 32, device, low)
-            base, *taken = medians(model, x, low, repeats, settling)
-            for way, seconds in zip(WAYS, taken, strict=True):
-                yield {"batch": batch, "way": way, "ratio": seconds / base, "forward_ms": 1e3 * base}
-    model.remove()
-
-
-def medians(model: Perturbed, x: Tensor, low: bool, repeats: int, settling: int = 3) -> list[float]:
-    """Return the median wall times of a noise-free forward pass and of each way to predict, in seconds.
-
-    In turns: on a machine that is slow for a while, ratios of what was measured minutes apart say little.
-    """
-    taken: list[list[float]] = []
-    for _ in range(settling + repeats):  # what a process does for the first times counts for none
-        with model.off() as plain:
-            found = [lap(partial(plain, x), x.device, low)]
-        taken.append(found + [lap(partial(ask, model, x), x.device, low) for ask in WAYS.values()])
-    return [statistics.median(column) for column in zip(*taken[settling:], strict=True)]
-
-
 def lap(ask: Callable[[], object], device: torch.device, low: bool) -> float:
     """Return the wall time of one call in seconds.
 
@@ -79,3 +44,48 @@ def lap(ask: Callable[[], object], device: torch.device, low: bool) -> float:
             ask()
 
     return laps(call, device, 1)[0]
+
+
+Clock = Callable[[Callable[[], object], torch.device, bool], float]
+
+
+def times(
+    net: nn.Module,
+    device: torch.device,
+    batches: list[int],
+    low: bool,
+    repeats: int,
+    settling: int = 3,
+    clock: Clock = lap,
+) -> Iterator[dict[str, Any]]:
+    """Give the median time of each way to predict over that of one noise-free forward pass.
+
+    Args:
+        net: for images of 32 × 32, on the device, in eval mode.
+        low: channels-last and bfloat16 autocast.
+        repeats: calls that count, after `settling` ones that do not.
+        clock: times one call, as `lap` does.
+    """
+    if low:
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = perturb(net, norm_statistics="source")
+    with quickest(), torch.no_grad():
+        for batch in batches:
+            x = images(batch, 32, device, low)
+            base, *taken = medians(model, x, low, repeats, settling, clock)
+            for way, seconds in zip(WAYS, taken, strict=True):
+                yield {"batch": batch, "way": way, "ratio": seconds / base, "forward_ms": 1e3 * base}
+    model.remove()
+
+
+def medians(model: Perturbed, x: Tensor, low: bool, repeats: int, settling: int = 3, clock: Clock = lap) -> list[float]:
+    """Return the median wall times of a noise-free forward pass and of each way to predict, in seconds.
+
+    In turns: on a machine that is slow for a while, ratios of what was measured minutes apart say little.
+    """
+    taken: list[list[float]] = []
+    for _ in range(settling + repeats):  # what a process does for the first times counts for none
+        with model.off() as plain:
+            found = [clock(partial(plain, x), x.device, low)]
+        taken.append(found + [clock(partial(ask, model, x), x.device, low) for ask in WAYS.values()])
+    return [statistics.median(column) for column in zip(*taken[settling:], strict=True)]
