@@ -220,7 +220,7 @@ def test_wrong_arguments_are_named_before_training() -> None:
         adapt(model, images(), lambda logits: logits.detach().mean())
     assert {k for k, v in snapshot(model).items() if not torch.equal(v, state[k])} <= {"key.step"}
     model.classes = ("cat", "dog")
-    with pytest.raises(undrift.OptionError, match="2 class names, its network 5 outputs"):
+    with pytest.raises(undrift.OutputError, match="2 class names, its network 5 outputs"):
         adapt(model, images(), entropy)
     model.remove()
     with pytest.raises(undrift.UndriftError, match="was removed"):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import undrift
+from faults import Terminal, environment
 from stream_support import NAN, batches, equal, model_of, state_of
 from support import convnet, images, learnables, same
 from undrift import Stream
@@ -117,13 +119,12 @@ def test_a_batch_of_one_and_a_short_last_batch(statistics: str) -> None:
     assert all(torch.isfinite(v).all() for v in state_of(model).values())
 
 
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    with stream(model_of(), [images() + NAN, *batches(2)], progress=True) as s:
-        assert math.isnan(s.latest["loss"])
-        list(s)
-    shown = capsys.readouterr().err
+def test_progress_is_shown() -> None:
+    with redirect_stderr(Terminal()) as terminal, environment(COLUMNS="200", TERM="xterm"):
+        with stream(model_of(), [images() + NAN, *batches(2)], progress=True) as s:
+            assert math.isnan(s.latest["loss"])
+            list(s)
+        shown = terminal.getvalue()
     for word in ("stream", "loss", "kl", "entropy", "balance"):
         assert word in shown
     assert 0 <= s.latest["balance"] <= 1

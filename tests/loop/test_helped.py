@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import undrift
 from stream_support import batches, equal, model_of, state_of
 from support import convnet, images
+from undrift.loop.helped import adapted_answers
 
 CLASSES = 3
 
@@ -21,6 +22,10 @@ def pictures(count: int, seed: int) -> tuple[Tensor, Tensor]:
     x = torch.rand(count, CLASSES, 8, 8, generator=generator)
     x[torch.arange(count), labels] += 0.5
     return x, labels
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +90,28 @@ def test_a_stream_of_the_source_network_neither_helps_nor_hurts(trained: nn.Modu
     going.remove()
     assert health is not None
     assert (health.gain.value, health.agreement, health.images) == (0, 1, 128)
+
+
+def test_a_stream_that_answers_without_noise_is_judged_without_it(trained: nn.Module) -> None:
+    x, labels = pictures(256, 1000)
+    going = undrift.stream(trained, x.split(64), method="undrift-light", init_fraction=30.0, generator=seeded())
+    right = torch.cat([p.label for p in going]) == labels
+    health = going.health
+    going.remove()
+    assert health is not None
+    assert right.float().mean() > 0.95
+    assert health.adapted.value > 0.9
+
+
+def test_an_adaptation_that_answers_over_views_is_judged_by_those_answers(trained: nn.Module) -> None:
+    x, _ = pictures(20, 1000)
+    model = undrift.perturb(trained, answer_views="mirror", layers=())
+    names, logits = adapted_answers(model, list(x.split(8)), ("mirror",))
+    torch.testing.assert_close(logits[0].softmax(1), undrift.predict(model, x).probs)
+    _, alone = adapted_answers(model, [x], (), in_a_stream=True)
+    model.remove()
+    assert names == ("mirror",)
+    assert not torch.allclose(logits[0], alone[0].log_softmax(1))
 
 
 class Counting(nn.Module):

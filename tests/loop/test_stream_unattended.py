@@ -11,6 +11,7 @@ import undrift
 from stream_support import equal
 from support import convnet, images, same, snapshot
 from undrift import Stream
+from undrift._types import Doubt
 from undrift.likelihood import Teacher
 from undrift.stream import stream
 
@@ -146,30 +147,31 @@ def test_a_domain_whose_mirror_images_are_of_other_classes_is_no_run() -> None:
 
 
 def test_the_decisions_of_pacing_by_hand() -> None:
-    sure = (0.0, 0.0, 0.1)
-    script = [(0.05, 0.01, 0.0), (0.3, 0.1, 0.11), (0.4, 0.3, 0.01)]  # too little to matter, too unsure, a hard domain
-    script += [(0.3, 0.1, 0.05), (0.3, 0.1, 0.05), *[sure] * 12]
-    said: list[tuple[float, float, float]] = []
+    sure, runs = Doubt(0.0, 0.0, 0.0, 0.0), Doubt(0.4, 2.0, 2.2, 1.0)
+    script = [runs._replace(views=0.05), runs._replace(away=0.2)]  # views agree; a hard domain
+    script += [runs._replace(kept=2.1), runs._replace(counted=0.0, kept=0.0)]  # many classes; one, whatever is done
+    script += [runs, runs, *[sure] * 12]
+    said: list[Doubt] = []
 
     class Scripted(Teacher):
-        def doubt(self, model: undrift.Perturbed, images: Tensor) -> tuple[float, float, float]:
+        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
             super().doubt(model, images)
             said.append(script[len(said)])
             return said[-1]
 
-    sizes = [*[66] * 15, 66, 1, 1]
+    sizes = [*[66] * 16, 66, 1, 1]
     going = stream(
         undrift.perturb(trained(), undrift.methods.get("undrift-light", "stream").options),
         [mixed(size, number)[0] for number, size in enumerate(sizes)],
         Scripted(prior_images=16, seed=0),
     )
     seen = [kinds(going) for _ in going]
-    assert seen[:3] == [[]] * 3
-    assert seen[3:14] == [["balanced on"]] * 11
-    assert seen[14:17] == [["balanced on", "balanced off"]] * 3  # a single small batch may end a folder
-    assert len(said) == 16 + 1  # and once of the memory, which two runs have filled
+    assert seen[:4] == [[]] * 4
+    assert seen[4:15] == [["balanced on"]] * 11
+    assert seen[15:18] == [["balanced on", "balanced off"]] * 3  # a single small batch may end a folder
+    assert len(said) == 17 + 1  # and once of the memory, which two runs have filled
     last = going.report.events[-1]
-    assert str(last) == "gather on at image 1,057: batches of 1 are few for a step; one is made every 64 images"
+    assert str(last) == "gather on at image 1,123: batches of 1 are few for a step; one is made every 64 images"
 
 
 def test_a_new_domain_is_noted() -> None:

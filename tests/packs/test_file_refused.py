@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from file_support import saved_file
+from file_support import packed, saved_file
 from support import convnet, same, snapshot
 from undrift import inspect, load, save
 from undrift.images import IMAGENET, Preprocess
-from undrift.packs.packing import pack
 
 
 def traces(net: nn.Module) -> list[object]:
@@ -45,8 +44,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, str]], ob
     header = json.loads(content[8 : 8 + length])["__metadata__"]
     tensors = safetensors.torch.load(content)
     change(tensors, header)
-    header.pop("checksum")
-    path.write_bytes(pack(tensors, header))
+    path.write_bytes(packed(tensors, header))
 
 
 def test_another_network_is_refused_by_name(saved: tuple[nn.Module, Path]) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from file_support import packed
 from support import same, snapshot
-from undrift.packs.packing import pack
 from undrift_bench import zoo
 
 SCHEMES = ("exact", "signs", "ternary", "1-bit", "1.5-bit", "4-bit", "8-bit", "rank-8", "rank-64")
@@ -254,9 +254,8 @@ def test_a_damaged_mean_is_refused_and_leaves_the_network_alone(
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata()
-    header.pop("checksum")
     change(tensors, header)
-    path.write_bytes(pack(tensors, header))
+    path.write_bytes(packed(tensors, header))
     before = snapshot(net)
     with pytest.raises(undrift.DataError, match=rf"(?s)damaged or cut short.*{match}|{match}.*Copy it again"):
         undrift.load(net, path)
@@ -271,10 +270,9 @@ def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata()
-    header.pop("checksum")
     entries = json.loads(header["shifts"])
     entries["3.weight"]["shape"] = [32, 9, 16]
-    path.write_bytes(pack(tensors, {**header, "shifts": json.dumps(entries)}))
+    path.write_bytes(packed(tensors, {**header, "shifts": json.dumps(entries)}))
     match = r"3\.weight \(32, 9, 16\) instead of \(32, 16, 3, 3\)"
     with pytest.raises(undrift.PerturbationMismatch, match=match):
         undrift.load(net, path)

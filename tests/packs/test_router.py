@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import undrift
 from packs_support import network, packs_in
-from undrift.packs.evidence import FACT
 
 SHARES = {"warm": 1.4, "cold": 0.7}
 
@@ -37,7 +36,7 @@ def without_sketch(net: nn.Module, place: Path) -> None:
     """Make a pack what earlier versions wrote."""
     model = undrift.load(net, place)
     model.router = {name: model.router[name] for name in ("mean", "var", "evidence")}
-    model.facts[FACT].pop("sketch")
+    model.facts["moments"].pop("sketch")
     undrift.save(model, place)
     model.remove()
 
@@ -76,7 +75,7 @@ def test_a_sketch_of_another_version_or_size_is_left_out(tmp_path: Path) -> None
     (place,) = packs_in(tmp_path, net, "night")
     for version, count in ((99, None), (1, -1)):
         model = undrift.load(net, place)
-        model.facts[FACT]["sketch"] = version
+        model.facts["moments"]["sketch"] = version
         model.router["sketch.mean"] = model.router["sketch.mean"][:count]
         undrift.save(model, place)
         model.remove()

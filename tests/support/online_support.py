@@ -61,3 +61,20 @@ def corrected_prior(logits: Tensor) -> Tensor:
     mean = logits.softmax(1).mean(0)
     smooth = max(1 / images, 1 / classes) / mean.max()
     return (mean + smooth) / (1 + smooth * classes)
+
+
+class Given(nn.Module):
+    """A network that is told what to answer: an image is the number of a row of probabilities."""
+
+    def __init__(self, probs: Tensor) -> None:
+        super().__init__()
+        self.probs, self.place = probs, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.probs[x[:, 0].long()].log() + self.place
+
+
+def numbered(labels: Tensor, batch: int = 1000) -> list[tuple[Tensor, Tensor]]:
+    """Return the images of `Given` with their labels."""
+    numbers = torch.arange(len(labels))[:, None].float()
+    return list(zip(numbers.split(batch), labels.split(batch), strict=True))

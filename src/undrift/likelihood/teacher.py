@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError
-from undrift._types import Step
+from undrift._types import Doubt, Step
+from undrift.answer.prediction import entropy_of, histogram
 from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse, disagreement, mirror_tells
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import by_the_batch, corrected_prior, likelihood_ratios, weigh
@@ -90,7 +91,6 @@ class Teacher:
         self._target = self._answer = torch.empty(0)
         self._images = 0
         self.statistics = DomainStatistics(prior_images)
-        self._without: How = "kept"  # how to normalise images that are not to count
         self.unattended = prior_images > 0
         self.new_domain = False  # whether the last step's images were of another domain than those before
         self._looked: tuple[Tensor, list[Tensor]] | None = None  # a batch, and the teacher's answers to its views
@@ -171,18 +171,17 @@ class Teacher:
     ) -> list[Tensor]:
         """Return the teacher's probabilities for each view of images by itself."""
         self._looked = None
-        return self._told(model, images, views, "batch" if counted else self._without)
+        return self._told(model, images, views, "batch" if counted else "kept")
 
     @torch.no_grad()
-    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
-        """Return how much views disagree with the batch's statistics, and without; the difference's standard error.
+    def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
+        """Return what speaks for images being no sample of their domain.
 
-        That is the share of images that have another label than their view. A batch of one class, whose statistics are
-        not those of the domain, makes the views of an image disagree. What was asked for it is kept for the step that
-        follows.
+        A batch of one class has statistics that take out what tells it from others: its labels are many, and those of
+        views of an image disagree. What was asked for it is kept for the step that follows.
         """
         if images.ndim != 4:
-            return 0.0, 0.0, 1.0
+            return Doubt(0.0, 0.0, 0.0, 0.0)
         # A view may be looked through before it is known to be safe: no label is taken from it.
         sides = self._views.of(images)
         shift = VIEWS["shift"]
@@ -193,15 +192,12 @@ class Teacher:
         if len(asked) > len(sides) + 1:  # neither is known to be safe
             mirrored, shifted = (disagreement(counted[0], seen) for seen in counted[1:])
             place = 1 if mirror_tells(mirrored, shifted) else 2
-        other = asked[place]
         few = slice(None, None, -(-len(images) // COMPARED))
-        # Of a domain that changed, statistics make a network answer with one class, as if it were sure.
-        self._without = "prior" if self.statistics.foreign() else "kept"
-        kept = self._told(model, images[few], [SAME, other], self._without)
-        own, without = disagreement(counted[0][few], counted[place][few]), disagreement(kept[0], kept[1])
-        error = (own - without).std() / len(own) ** 0.5
-        found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
-        return found[0], found[1], found[2]
+        (kept,) = self._told(model, images[few], [SAME], "kept")
+        views = disagreement(counted[0][few], counted[place][few]).mean()
+        labels = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (counted[0][few], kept)])
+        found = [views, self.statistics.away, *entropy_of(labels / len(kept))]
+        return Doubt(*torch.stack([each.to(views) for each in found]).tolist())  # one transfer
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""
@@ -225,9 +221,7 @@ class Teacher:
             **self.teacher.state_dict(),
             "views": self._views.state(),
             "random": random,
-            **(
-                {"statistics": self.statistics.state_dict(), "without": self._without} if self.statistics.layers else {}
-            ),
+            **({"statistics": self.statistics.state_dict()} if self.statistics.layers else {}),
             **({"sure": self.sure.state()} if self.sure.most else {}),
         }
 
@@ -238,7 +232,6 @@ class Teacher:
         self._random.set_state(state["random"].cpu())
         self.sure.load(state.get("sure", {}), device_of(model))
         self.statistics.load_state_dict(state.get("statistics", {}), model)
-        self._without = state.get("without", "kept")
         self._step = self._looked = None
 
     def __repr__(self) -> str:

@@ -1,7 +1,9 @@
 """Ask the source network and the adapted one about a bounded sample of images: did adaptation help?"""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,10 +80,11 @@ def compare(
         names: views under which no label changes; None tests which are safe for the adapted network.
         given: what a stream answered when it met these images, as log-probabilities; None asks the network now.
     """
-    names, adapted = adapted_answers(model, batches, names, in_a_stream=given is not None)
+    in_a_stream = given is not None
+    names, adapted = adapted_answers(model, batches, names, in_a_stream)
     if given is not None:
         adapted[0] = given
-    source = source_answers(model, batches, names)
+    source = source_answers(model, batches, names, in_a_stream)
     return helping(source, adapted, len(adapted[0]) // sum(map(len, batches)))
 
 
@@ -91,10 +94,12 @@ def adapted_answers(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Return the names of safe views, and the adapted network's logits (views × images × classes, on the CPU).
 
+    The first are those of the images themselves; where `predict` averages over views, log-probabilities of that.
+
     Args:
         in_a_stream: let norm layers do what they do in a stream's steps: a moving average may be far behind the batch.
+            Processes that adapt together divide each batch; a stream is one process's own.
     """
-    batches = [to_device(images, model) for images in batches]
     test = None
     if any(images.ndim != 4 or min(images.shape[-2:]) < 2 for images in batches):
         names = ()
@@ -106,31 +111,45 @@ def adapted_answers(
         return forward(model, images)
 
     with evaluating(model), _as_in_a_stream(model) if in_a_stream else one_pass(model):
-        found = [_all(ask, batches, view) for view in combined(names)]
-    if test is None:
-        return tuple(names), torch.stack(found)
-    for place, name in enumerate(names):
-        test.look(found[0], name, found[2**place])
-    safe = test.passed or ()
-    kept = [at for at in range(len(found)) if all(name in safe or not at >> n & 1 for n, name in enumerate(names))]
-    return safe, torch.stack([found[at] for at in kept])
+        found = _all(model, ask, batches, combined(names), in_a_stream)
+    safe = tuple(names)
+    if test is not None:
+        for place, name in enumerate(names):
+            test.look(found[0], name, found[2**place])
+        safe = test.passed or ()
+        unsafe = sum(2**place for place, name in enumerate(names) if name not in safe)
+        found = found[[at for at in range(len(found)) if not at & unsafe]]
+    if len(found) > 1 and model.options.answer_views and not in_a_stream:
+        found[0] = found.log_softmax(-1).logsumexp(0) - math.log(len(found))
+    return safe, found
 
 
 @torch.no_grad()
-def source_answers(model: Perturbed, batches: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+def source_answers(
+    model: Perturbed, batches: Sequence[Tensor], names: Sequence[str], in_a_stream: bool = False
+) -> Tensor:
     """Return the source network's logits, views × images × classes, on the CPU."""
-    batches = [to_device(images, model) for images in batches]
     with model.off() as net, evaluating(net):
-        found = [_all(lambda images: forward(model, images), batches, view) for view in combined(names)]
-    return torch.stack(found)
+        return _all(model, partial(forward, model), batches, combined(names), in_a_stream)
 
 
 @contextmanager
 def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
-    with keeping_noise(model.key), beside_a_step(model, noisy=noisy_statistics(model)):
+    # A stream answers with the mean network. Noise would cost it answers that were right, as no draws are averaged
+    # here; only averages that noisy steps moved fit it no other way, and "train" looks at the batch instead.
+    kept = model.options.norm_statistics != "train"
+    with keeping_noise(model.key), beside_a_step(model, noisy=kept and noisy_statistics(model)):
         yield model
 
 
-def _all(ask: Ask, batches: Sequence[Tensor], view: ReversibleView) -> Tensor:
-    """Return the logits of every image's view, on the CPU, as not every device has float64."""
-    return torch.cat([by_position(view.answer(ask(view(images)))).float().cpu() for images in batches])
+def _all(
+    model: Perturbed, ask: Ask, batches: Sequence[Tensor], views: Sequence[ReversibleView], in_a_stream: bool
+) -> Tensor:
+    """Return the logits of every image's views, on the CPU, as not every device has float64."""
+    found = []
+    for images in batches:
+        with nullcontext(images) if in_a_stream else model.key.dividing(images) as mine:
+            here = to_device(mine, model)
+            answers = [by_position(view.answer(ask(view(here)))) for view in views]
+        found.append(torch.stack(answers).float().cpu())
+    return torch.cat(found, 1)
