@@ -77,7 +77,7 @@ def cifar(asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     net = zoo.load("wrn40_2", asked.data / "wrn40_2.safetensors").to(device).eval()
     labels, tasks = clean.labels[: asked.images], dict[str, Any]()
     about = {"images": asked.images, "learned on": asked.learn, "epochs": asked.epochs}
-    for name in CORRUPTIONS:
+    for name in asked.corruptions:
         learn, held = (
             corrupt(clean.images[first : first + count], name, 5).to(device).float() / 255
             for first, count in ((LEARN_FROM, asked.learn), (0, asked.images))
@@ -237,6 +237,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="pacs: channels-last and bfloat16")
     parser.add_argument("--images", type=int, default=1_000, help="cifar: that packs are scored on")
     parser.add_argument("--learn", type=int, default=1_000, help="cifar: that packs are learned on")
+    parser.add_argument("--corruptions", nargs="+", default=CORRUPTIONS, help="cifar")
     parser.add_argument("--epochs", type=int, default=3, help="cifar")
     asked = parser.parse_args()
     place = asked.results / "compression.json"
