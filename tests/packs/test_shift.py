@@ -113,7 +113,7 @@ def test_a_stepped_shift_keeps_its_bounds(
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"kind": "wavelets"}, "no compression is called 'wavelets'; known: low-rank, stepped"),
+        ({"kind": "wavelets"}, "no compression is called 'wavelets'; known: low-rank, stepped, vector"),
         ({"shape": []}, r"a weight of shape \(\)"),
         ({"shape": [2, 0]}, r"a weight of shape \(2, 0\)"),
         ({"shape": [3, 40]}, r"step is torch.float32 \(2,\) instead of torch.float32 \(3,\)"),

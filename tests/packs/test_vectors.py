@@ -86,6 +86,22 @@ def test_packs_switch_with_joined_vectors(tmp_path: Path) -> None:
         assert same(net.state_dict(), source)
 
 
+def test_images_find_their_pack_as_with_exact_ones(tmp_path: Path) -> None:
+    net = network()
+    for name, domain in {"dark": images() / 10, "bright": 1 - images() / 4}.items():
+        model = undrift.adapt(net, domain, method="undrift-light", epochs=1, progress=False).model
+        assert model is not None
+        for how in ("auto", "exact"):
+            (tmp_path / how).mkdir(exist_ok=True)
+            undrift.save(model, tmp_path / how / f"{name}.safetensors", mean=how)
+        model.remove()
+    mixed = torch.cat([images(3) / 10, images(4), 1 - images(5) / 4])
+    joined, exact = (undrift.packs(net, tmp_path / how).predict(mixed, generator=0) for how in ("auto", "exact"))
+    assert torch.equal(joined.choice, exact.choice)
+    assert torch.equal(joined.evidence.nan_to_num(), exact.evidence.nan_to_num())
+    assert set(joined.pack) == {"source", "dark", "bright"}
+
+
 @pytest.mark.parametrize("adapted_to", [0.0, 1e-6, 0.01, 1.0, 300.0])
 def test_a_variance_stays_one(adapted_to: float) -> None:
     source, adapted = torch.tensor([1.0, 1e-5]), torch.full((2,), adapted_to)

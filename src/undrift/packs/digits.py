@@ -35,8 +35,15 @@ def packed(digits: Tensor, levels: int) -> Tensor:
     return bytes_
 
 
+def numbers(plain: Tensor, levels: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the numbers around 0 that packed digits are, as a new tensor."""
+    if per_byte(levels) == 1 and levels % 2:
+        return plain[:count].to(dtype, copy=True).sub_(levels // 2)
+    return _table(levels, plain.device, dtype).index_select(0, plain.int()).view(-1)[:count]
+
+
 @lru_cache(maxsize=32)
-def table(levels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _table(levels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the digits that each byte stands for, around 0: 256 rows."""
     byte, count = torch.arange(256), per_byte(levels)
     digits = [byte // levels**place % levels for place in reversed(range(count))]
@@ -47,12 +54,12 @@ def shortest(plain: Tensor, levels: int, count: int) -> tuple[dict[str, Tensor],
     """Return packed digits as the file holds them, and the base that was shortest there."""
     found = [({"digits": _coded(plain)}, levels)]
     if levels % 2:
-        numbers = _numbers(plain, levels, count)
+        whole = numbers(plain, levels, count, torch.int32)
         for base in (base for base in BASES if base < levels):
             most = base // 2
-            near = numbers.clamp(-most, most)
+            near = whole.clamp(-most, most)
             parts = {"digits": _coded(packed(near + most, base))}
-            found.append((parts | {"beyond": _coded((numbers.abs() - most)[near.abs() == most])}, base))
+            found.append((parts | {"beyond": _coded((whole.abs() - most)[near.abs() == most])}, base))
     return min(found, key=lambda one: sum(len(part) for part in one[0].values()))
 
 
@@ -61,16 +68,11 @@ def restored(parts: dict[str, Tensor], base: int, levels: int, count: int) -> Te
     digits = _decoded(parts["digits"], -(-count // per_byte(base)), base ** per_byte(base))
     if base == levels:
         return digits
-    most, numbers = base // 2, _numbers(digits, base, count)
-    outside = numbers.abs() == most
+    most, found = base // 2, numbers(digits, base, count, torch.int32)
+    outside = found.abs() == most
     beyond = _decoded(parts["beyond"], int(outside.sum()), levels // 2 - most + 1)
-    numbers[outside] += numbers[outside].sign() * beyond.int()
-    return packed(numbers + levels // 2, levels)
-
-
-def _numbers(plain: Tensor, levels: int, count: int) -> Tensor:
-    """Return the numbers around 0 that packed digits of an odd base are."""
-    return table(levels, plain.device, torch.int32).index_select(0, plain.int()).view(-1)[:count]
+    found[outside] += found[outside].sign() * beyond.int()
+    return packed(found + levels // 2, levels)
 
 
 def _coded(plain: Tensor) -> Tensor:

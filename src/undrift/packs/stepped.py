@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.packs.digits import BASES, packed, restored, shortest, table
+from undrift.packs.digits import BASES, numbers, packed, restored, shortest
 from undrift.packs.shift import Shift, as_rows, only
 
 ROUNDS = 12
@@ -98,8 +98,7 @@ class SteppedShift(Shift):
     def added_to(self, source: Tensor) -> Tensor:
         """Return source + shift."""
         wide = torch.promote_types(source.dtype, torch.float32)
-        rows_of = table(self.levels, self.digits.device, wide)
-        c = rows_of.index_select(0, self.digits.int()).view(-1)[: source.numel()].view(len(self.step), -1)
+        c = numbers(self.digits, self.levels, source.numel(), wide).view(len(self.step), -1)
         rows = source.detach().to(wide).reshape(c.shape)
         # In place: c is ours, and a network's worth of memory need not be asked for twice.
         return c.mul_(self.step.to(wide).unsqueeze(1)).add_(rows).view(self.shape).to(source.dtype)
