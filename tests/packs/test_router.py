@@ -9,6 +9,8 @@ from torch import Tensor, nn
 import undrift
 from packs_support import network, packs_in
 from undrift.packs.evidence import FACT
+from undrift.packs.moments import watching
+from undrift.packs.sketch import numbers
 
 SHARES = {"warm": 1.4, "cold": 0.7}
 
@@ -104,3 +106,18 @@ def test_a_sketch_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     assert before.keys() == again.keys()
     assert before["sketch.correlation"].dtype == torch.int8
     assert all(torch.equal(tensor, again[name]) for name, tensor in before.items())
+
+
+def test_autocast_rounds_nothing_that_images_are_told_apart_by(tmp_path: Path) -> None:
+    net = network()
+    packs = undrift.packs(net, *packs_of(tmp_path, net, 64))
+    with watching(net) as watch, torch.no_grad():
+        net(of("warm", 20, 50))
+        seen = watch.moments()
+    assert seen is not None
+    exact, sketches = packs.router.routes(seen), numbers(seen)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = packs.router.routes(seen)
+        assert torch.equal(numbers(seen), sketches)
+    for name, tensor in vars(exact).items():
+        torch.testing.assert_close(vars(rounded)[name], tensor, rtol=0, atol=0, equal_nan=True)
