@@ -37,9 +37,8 @@ def headings(page: Path) -> set[str]:
 @pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
 @pytest.mark.parametrize("page", [p for p in DOCS if "```python" in read(p)], ids=name)
 def test_examples_run_and_print_what_the_page_shows(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path, inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": page.stem}
     found = blocks(page)
     for (language, text), (following, shown) in pairwise([*found, ("", "")]):

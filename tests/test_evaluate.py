@@ -22,7 +22,6 @@ from support import convnet, images, same, snapshot
 from undrift import Prediction, evaluate, join, predict, stream
 from undrift.evaluate import evaluate_continual, evaluate_generalized
 from undrift.images import TensorDomain
-from undrift.judge import selective
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -50,9 +49,13 @@ def test_offline_is_the_metrics_of_predict() -> None:
     bins = [(confidence > i / 15) & (confidence <= (i + 1) / 15) for i in range(15)]
     gaps = [float((right[b].float() - confidence[b]).sum().abs()) for b in bins]
     assert found.scores.ece == pytest.approx(sum(gaps) / len(y), rel=1e-4)
-    assert found.scores.aurc == pytest.approx(selective.aurc(confidence, right))
-    assert found.scores.augrc == pytest.approx(selective.augrc(confidence, right))
-    assert found.risks == pytest.approx(selective.curve(confidence, right))
+    wrong = (~right[confidence.argsort(descending=True)]).double().cumsum(0)
+    risks = wrong / torch.arange(1, len(y) + 1)
+    assert found.scores.aurc == pytest.approx(float(risks.mean()))
+    assert found.scores.augrc == pytest.approx(float(wrong.mean()) / len(y))
+    assert len(found.risks) == 50  # at every fiftieth of the images, which are 18 here
+    assert found.risks[-1] == pytest.approx(float(risks[-1]))
+    assert set(found.risks) <= set(risks.tolist())
 
 
 def test_metrics_of_torchmetrics_are_columns(tmp_path: Path) -> None:

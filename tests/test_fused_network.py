@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import undrift
 from fused_support import kernels_device, numpys, triton
+from undrift import Perturbed
 from undrift.kernels import force
-from undrift.posterior.perturbed import Perturbed
 
 pytestmark = [triton, numpys]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

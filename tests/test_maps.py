@@ -99,6 +99,17 @@ def test_adapt_moves_a_network_with_a_class_per_pixel(likelihood: Any, norm: boo
     assert history.verdict is not None
 
 
+@pytest.mark.parametrize("how", [{"stride": 4}, {"outputs": "sigmoid"}])
+def test_a_run_is_compared_with_the_source_position_by_position(how: Any) -> None:
+    net = tagger() if "outputs" in how else Segmenter(**how)
+    options = {"init_fraction": 0.0, "adapt_lr": 0.0, "norm_statistics": "source", **(how if "outputs" in how else {})}
+    history = undrift.adapt(undrift.perturb(net, **options), images(8), undrift.entropy, epochs=1, batch_size=4)
+    verdict = history.verdict
+    assert verdict is not None
+    assert verdict.agreement == 1
+    assert verdict.after.entropy == pytest.approx(verdict.before.entropy, rel=1e-3)
+
+
 def test_information_of_pixels_is_that_of_as_many_rows() -> None:
     logits = torch.randn(2, CLASSES, 4, 5, generator=torch.Generator().manual_seed(0))
     rows = logits.permute(0, 2, 3, 1).reshape(-1, CLASSES)

@@ -11,6 +11,14 @@ import undrift
 from support import convnet, images
 
 
+def by_kernel(layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+    """Return one value per output channel at the places of its weights."""
+    if isinstance(layer, nn.ConvTranspose2d):  # inputs × outputs of one group; each group has inputs of its own
+        inputs, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+        return values.view(layer.groups, 1, outputs).expand(-1, inputs, -1).reshape(-1, outputs, 1, 1)
+    return values.view(-1, *[1] * (layer.weight.ndim - 1))
+
+
 @pytest.mark.parametrize("sharing", ["kernel", "weight"])
 @pytest.mark.parametrize("prior", ["adaptive", "isotropic"])
 def test_kl_is_that_of_torch_distributions(sharing: str, prior: str) -> None:
@@ -21,10 +29,9 @@ def test_kl_is_that_of_torch_distributions(sharing: str, prior: str) -> None:
         noise = model.noise[str(i)]
         with torch.no_grad():
             noise.log_var += torch.randn_like(noise.log_var)
-        from undrift.posterior.layers import per_weight
 
         def full(values: torch.Tensor, layer: nn.Module = layer) -> torch.Tensor:
-            spread = values if values.ndim == layer.weight.ndim else per_weight(layer, values, layer.weight)
+            spread = values if values.ndim == layer.weight.ndim else by_kernel(layer, values)
             return spread.expand_as(layer.weight)
 
         q = D.Normal(0.0, full(noise.log_var).exp().sqrt())

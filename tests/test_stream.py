@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import undrift
+from faults import Terminal, environment
 from stream_support import NAN, batches, equal, model_of, state_of
 from support import convnet, images, learnables, same
+from undrift import Stream
 from undrift.likelihood import Consistency, Shot, entropy
-from undrift.loop.optimise import make_optimiser
-from undrift.loop.streaming import Stream
-from undrift.posterior.state import beside_a_step
 from undrift.predict import predict
 from undrift.stream import stream
 
@@ -27,7 +27,7 @@ def test_a_step_by_hand() -> None:
     twin = copy.deepcopy(model)
     (p,) = stream(model, [images()], answer="before", lr=0.01)
     twin.eval()
-    optimiser = make_optimiser(twin, "adam", 0.01)
+    optimiser = torch.optim.Adam(learnables(twin).values(), 0.01, fused=True)
     logits = twin(images())
     (entropy(logits) + undrift.kl(twin, "sum") / 6).backward()
     optimiser.step()
@@ -46,8 +46,8 @@ def test_several_draws_are_averaged_and_move_statistics_once() -> None:
     twin.eval()
     twin.key.training = True
     first = twin(images())
-    with beside_a_step(twin, noisy=True):
-        probs = [first.softmax(1), *(twin(images()).softmax(1) for _ in range(2))]
+    more = undrift.Step(twin, images(), twin).drawn_logits
+    probs = [first.softmax(1), *(more().softmax(1) for _ in range(2))]
     torch.testing.assert_close(p.probs, torch.stack(probs).mean(0))
     assert torch.equal(model.net[1].running_mean, twin.net[1].running_mean)
     assert (p.mutual_info > 0).all()
@@ -119,13 +119,12 @@ def test_a_batch_of_one_and_a_short_last_batch(statistics: str) -> None:
     assert all(torch.isfinite(v).all() for v in state_of(model).values())
 
 
-def test_progress_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    with stream(model_of(), [images() + NAN, *batches(2)], progress=True) as s:
-        assert math.isnan(s.latest["loss"])
-        list(s)
-    shown = capsys.readouterr().err
+def test_progress_is_shown() -> None:
+    with redirect_stderr(Terminal()) as terminal, environment(COLUMNS="200", TERM="xterm"):
+        with stream(model_of(), [images() + NAN, *batches(2)], progress=True) as s:
+            assert math.isnan(s.latest["loss"])
+            list(s)
+        shown = terminal.getvalue()
     for word in ("stream", "loss", "kl", "entropy", "balance"):
         assert word in shown
     assert 0 <= s.latest["balance"] <= 1

@@ -7,7 +7,7 @@ keepers (what holds on to the source). The loops call the optional methods named
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -122,6 +122,21 @@ class Deploying(Protocol):
         ...
 
 
+class Doubt(NamedTuple):
+    """What speaks for images being of few of their domain's classes.
+
+    Attributes:
+        views: the share of images that have another label than a view of them, by the images' own statistics.
+        away: how far their means are from those kept in the last norm layer (`DomainStatistics.away`).
+        counted: the entropy of their labels by their own statistics; `kept`: where the last norm layers keep theirs.
+    """
+
+    views: float
+    away: float
+    counted: float
+    kept: float
+
+
 @runtime_checkable
 class Discerning(Protocol):
     """A likelihood that answers images which make no step, and tells which are better not learned from together.
@@ -150,8 +165,8 @@ class Discerning(Protocol):
         """Return probabilities for each view of images by itself, where an answer would be a mean over them."""
         ...
 
-    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
-        """Return how much views of images disagree with their own statistics, and without; the difference's error."""
+    def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
+        """Return what speaks for images being no sample of their domain."""
         ...
 
 
@@ -160,7 +175,7 @@ class Keeper:
 
     The order of a step: gradient of likelihood + KL + `penalty`; `gradients`; the optimiser's step; the likelihood's
     `follow`; `after`. Only `penalty` may be part of a CUDA graph; a keeper whose penalty can be says
-    `recordable = True` (see `Likelihood`).
+    `recordable = True` (see `Likelihood`). One that does the same in each of several processes says `divisible = True`.
     """
 
     def start(self, model: Perturbed) -> None:

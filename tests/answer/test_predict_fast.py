@@ -1,23 +1,16 @@
 """The mode "fast": few passes, and answers near those of many draws."""
 
-import importlib
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import undrift
 from faults import bound_by_launches
 from support import convnet, images
 from undrift import predict
-from undrift.answer import fast_mode
-from undrift.answer.fast_mode import FewDraws, averaged, joined, log_probs
-
-# undrift.predict is the function, also to those who look for the module of that name.
-PAGE = importlib.import_module("undrift.predict")
+from waiting_support import reads
 
 
 @pytest.fixture
@@ -132,27 +125,26 @@ def test_more_samples_stand_for_a_less_sure_answer() -> None:
     assert found[0] > found[1] + 0.01 > found[2] + 0.02
 
 
-def test_the_third_draw_of_a_part_changes_only_that_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_third_draw_of_a_part_changes_only_that_part() -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
     seen: list[tuple[Tensor, Tensor]] = []
     net.register_forward_hook(lambda _m, args, out: seen.append((args[0], out)))
-    left: list[FewDraws] = []
-    monkeypatch.setattr(PAGE, "joined", lambda parts, samples: left.extend(parts) or joined(parts, samples))
-    predict(model, x, generator=1, mode="fast", fold_limit=2000)
+    p = predict(model, x, generator=1, mode="fast", fold_limit=2000)
     ((given, out),) = seen  # one pass
     assert torch.equal(given[:800], x.repeat(2, 1, 1, 1))
-    two, third = log_probs(out[:800]).chunk(2), log_probs(out[800:])
+    logs = out.log_softmax(1)
+    two, third = logs[:800].unflatten(0, (2, 400)), logs[800:]
     where = (x[:, None] == given[None, 800:]).flatten(2).all(2)
     chosen = where.any(1)
     assert int(chosen.sum()) == len(third) == 160
-    logits, inner = averaged(two)
-    assert torch.equal(left[0].logits[~chosen], logits[~chosen])
-    assert torch.equal(left[0].mean_entropy[~chosen], inner[~chosen])
-    # Each of the others has its own third draw, and not its neighbour's.
-    logits, inner = averaged([*(logs[chosen] for logs in two), third[where[chosen].float().argmax(1)]])
-    torch.testing.assert_close(left[0].logits[chosen], logits)
-    torch.testing.assert_close(left[0].mean_entropy[chosen], inner)
+    # Each of these has its own third draw, and not its neighbour's; the others have two.
+    three = torch.cat([two[:, chosen], third[where[chosen].float().argmax(1)][None]])
+    logits, inner = two.mean(0), entropy(two.exp().flatten(0, 1)).view(2, -1).mean(0)
+    logits[chosen], inner[chosen] = three.mean(0), entropy(three.exp().flatten(0, 1)).view(3, -1).mean(0)
+    heat = (logits[0, 0] - logits[0, 1]) / (p.probs[0, 0] / p.probs[0, 1]).log()
+    torch.testing.assert_close(p.probs, (logits / heat).softmax(1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(p.mutual_info, (entropy(p.probs) - inner).clamp_min(0), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("limit", [None, 250])
@@ -230,38 +222,20 @@ def test_rows_without_an_answer_spoil_nothing() -> None:
     assert int((p.label < 0).sum()) == 1
     assert predict(model, x[3:4], mode="fast").label.tolist() == [-1]
     assert len(predict(model, x[:0], mode="fast")) == 0
-    # Logits that are not finite, of an image that is.
-    good = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    bad = good.clone()
-    bad[0] = float("inf")
-    sound = torch.tensor([True, True])
-    clean = joined([FewDraws.of(log_probs(good[1:].repeat(3, 1)), torch.tensor([0]), sound[1:])], 10)
-    for draws in ([bad, good, good], [good, good, bad]):
-        mixed = joined([FewDraws.of(log_probs(torch.cat(draws)), torch.arange(2), sound)], 10)
-        assert mixed.label.tolist() == [-1, 1]
-        torch.testing.assert_close(mixed.probs[1:], clean.probs)
     with pytest.raises(undrift.DataError, match="no prediction"):
         predict(model, [], mode="fast")
 
 
-class NoWaiting(TorchDispatchMode):
-    """Refuses what makes a host wait for a GPU: numbers read from it or sent to it, and lengths only it knows."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh"), name
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_device_is_not_waited_for() -> None:
+def test_the_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = classifier()
     model = undrift.perturb(net, init_fraction=0.2)
-    sound = torch.ones(len(x), dtype=torch.bool)
-    with NoWaiting(), torch.no_grad():
-        p = joined([fast_mode.few_draws(model, part, sound[: len(part)], 1.0, 1000) for part in (x[:90], x[90:])], 10)
-    assert len(p) == len(x)
-    with NoWaiting(), pytest.raises(AssertionError, match="lift_fresh"):
-        x.new_tensor(2.0)
+    counts = []
+    for mode in ("fast", "full"):
+        with reads(monkeypatch) as seen:
+            predict(model, [x[:90], x[90:]], 10, mode=mode, fold_limit=1000)  # type: ignore[arg-type]
+        counts.append(seen.total)
+        assert not [what for what in seen.found if "fast_mode.py" in what]
+    assert counts[0] <= counts[1]
 
 
 def test_a_plain_network_gives_its_one_answer() -> None:

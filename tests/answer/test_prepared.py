@@ -9,11 +9,21 @@ import torch
 
 import undrift
 from adapt_support import small
-from undrift.answer.preprocess_check import unlike, warn_of_preprocess
-from undrift.images import TensorDomain
-from undrift.images.preprocess import GREY, IMAGENET, RAW, SHOT, Preprocess
+from undrift.images import IMAGENET, SHOT, FileDomain, Preprocess, TensorDomain
 
+RAW, GREY = Preprocess(), Preprocess(mean=(0.0,), std=(1.0,))
 HALVES = Preprocess(mean=(0.5,) * 3, std=(0.2,) * 3)
+
+
+def unlike(expected: Preprocess, domain: FileDomain | TensorDomain) -> list[str]:
+    """Return what a warning says of each difference."""
+    model = small()
+    model.preprocess = expected
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        undrift.stream(model, domain.named_batches(2))
+    said = [str(w.message) for w in caught if "other preprocessing" in str(w.message)]
+    return said[0].partition("expects (")[2].partition("; the model's first")[0].split("; ") if said else []
 
 
 @pytest.fixture
@@ -34,12 +44,12 @@ def test_adapt_says_it_once_with_the_line_of_the_caller(folder: Path) -> None:
     assert [w.filename for w in mine] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_preprocess(model, domain)  # said already
-        warn_of_preprocess(model, domain.prepared(HALVES))
-        warn_of_preprocess(model.net, domain)
-        warn_of_preprocess(model, torch.zeros(2, 3, 8, 8))
+        undrift.predict(model, domain)  # said already
+        undrift.stream(model, domain.prepared(HALVES).named_batches(2))
+        undrift.stream(model, [torch.zeros(2, 3, 8, 8)])
         model.preprocess = None
-        warn_of_preprocess(model, domain.prepared(IMAGENET))
+        undrift.stream(model, domain.prepared(IMAGENET).named_batches(2))
+        undrift.predict(model.remove(), domain)
 
 
 def test_batches_of_a_domain_are_known(folder: Path) -> None:
@@ -48,9 +58,11 @@ def test_batches_of_a_domain_are_known(folder: Path) -> None:
     for domain in (files, held):
         model = small()
         model.preprocess = HALVES
-        warn_of_preprocess(model, domain.prepared(HALVES).named_batches(2))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            undrift.stream(model, domain.prepared(HALVES).named_batches(2))
         with pytest.warns(undrift.UndriftWarning, match="other preprocessing than model.preprocess"):
-            warn_of_preprocess(model, domain.named_batches(2))
+            undrift.stream(model, domain.named_batches(2))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import undrift
+from tree_support import masks_in
 from undrift.images import TensorDomain
-from undrift.likelihood.masks import masks_of
 from undrift_bench.bench import Request
 from undrift_bench.bench.offline import masked as offline_masked
 from undrift_bench.bench.offline.benchmark import Offline
@@ -71,14 +71,14 @@ def test_held_out_images_are_those_that_the_source_was_not_trained_on(
 def test_the_source_is_asked_under_its_own_mask() -> None:
     torch.manual_seed(0)
     net = masked(TinyShot(4)).eval()
-    before = masks_of(net)
+    before = masks_in(net)
     assert before is not None
     source, target = before.masks().detach().clone()
     assert not torch.equal(source, target)
     images = torch.rand(24, 3, 16, 16)
     model = undrift.adapt(net, images, method="gsfda", epochs=1, batch_size=12, progress=False).model
     assert model is not None
-    masks = masks_of(model)
+    masks = masks_in(model)
     assert masks is not None
     assert torch.equal(masks.masks()[masks.chosen[0]], target)
     with _source_mask(model):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from undrift import OptionError, methods
-from undrift.system.progress import Bar
 from undrift_bench.bench import Cell, MethodRow, Request, Store, chosen, find, listing
 from undrift_bench.bench.harness.resolved import canonical, fingerprint, resolved
 from undrift_bench.bench.harness.run import run, tables
@@ -30,7 +29,7 @@ class Plain:
 
     shown = cells
 
-    def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
+    def prepare(self, request: Request) -> Callable[[Cell, Any], Mapping[str, Any]]:
         return lambda _cell, _bar: {"error": 0.25 if request.fast else 0.75}
 
     def markdown(self, store: Store, request: Request) -> str:

@@ -12,12 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import undrift
+from prepared_support import head_of
 from undrift import UndriftWarning, methods
 from undrift.cli import main
 from undrift.keep import Moments
-from undrift.likelihood.second_head import rotation_head
 from undrift.options import answering_draws
-from undrift.system.progress import Bar
 from undrift_bench.bench import Cell, MethodRow, Request, Store, find
 from undrift_bench.bench.harness.networks import tiny_network
 from undrift_bench.bench.harness.run import hearing, run
@@ -74,7 +73,7 @@ def test_a_trial_runs_methods_whose_parts_are_not_trained(tmp_path: Path) -> Non
 def test_a_trained_part_is_taken_from_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = tiny_network().load(Request(tiny=True))
     head, posterior = tmp_path / "head.safetensors", tmp_path / "posterior.safetensors"
-    save_file({name: t.contiguous() for name, t in rotation_head(net).state_dict().items()}, head)
+    save_file({name: t.contiguous() for name, t in head_of(net).state_dict().items()}, head)
     moments = Moments(net)
     for _ in range(2):
         moments.add(net)
@@ -112,8 +111,8 @@ class Warns:
 
     shown = cells
 
-    def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
-        def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+    def prepare(self, request: Request) -> Callable[[Cell, Any], Mapping[str, Any]]:
+        def run_cell(cell: Cell, bar: Any) -> Mapping[str, Any]:
             for _ in range(3):
                 warnings.warn("COLLAPSED: one class", UndriftWarning, stacklevel=2)
             return {"error": 0.5}

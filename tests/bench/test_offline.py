@@ -4,14 +4,13 @@ import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 import pytest
 
 import undrift
-from tree_support import plant, small
-from undrift.judge.metrics import harmonic_mean
-from undrift.system.progress import Bar
+from tree_support import Silent, plant, small
 from undrift_bench.bench import Request, Store
 from undrift_bench.bench.harness import published as numbers
 from undrift_bench.bench.harness.run import run
@@ -25,7 +24,7 @@ from undrift_bench.bench.offline.sources import Images, Sources
 from undrift_bench.bench.offline.tiny import CROP, TINY, TinyShot, tiny_setup
 from undrift_bench.data.office_31 import CLASSES
 
-BAR = Bar("test", 1, False)
+BAR: Any = Silent()
 
 
 def tiny(folder: Path, **more: Any) -> Request:

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 import pytest
 
 from undrift import methods
-from undrift.judge.metrics import harmonic_mean
 from undrift_bench.bench import MethodRow, Request, Store
 from undrift_bench.bench.harness import published
 from undrift_bench.bench.harness.notes import not_source_free, row_lines

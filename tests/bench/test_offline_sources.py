@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import undrift
-from tree_support import small
+from tree_support import masks_in, small
 from undrift import DataError, OptionError
-from undrift.likelihood.masks import masks_of
 from undrift_bench.bench import CannotRun, Request
 from undrift_bench.bench.harness.run import run
 from undrift_bench.bench.offline.benchmark import Offline
@@ -96,7 +95,7 @@ def test_a_source_is_trained_once_on_eighty_per_cent(pacs, tmp_path):
     again = Sources(made_of, images, request).network("photo", 0).state_dict()
     assert file.stat().st_mtime_ns == written
     assert all(torch.equal(first[name], again[name]) for name in first)
-    masks = masks_of(sources.network("photo", 0, masks=True))
+    masks = masks_in(sources.network("photo", 0, masks=True))
     assert masks is not None
     assert masks.embedding.shape == (2, 6)
     assert len(list((tmp_path / "cache" / "sources").iterdir())) == 2

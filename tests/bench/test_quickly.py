@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from undrift.system.progress import Bar
+from tree_support import Silent
 from undrift_bench.bench import Request, find
 from undrift_bench.bench.harness.cell import Cell, MethodRow
 from undrift_bench.bench.harness.quickly import by_pass, quickly, trial
@@ -83,8 +83,7 @@ def test_roids_second_pass_over_a_part_of_its_batch_tries_nothing(fast: bool, tm
     assert isinstance(benchmark, OnlineBenchmark)
     streaming = Streaming(benchmark.scaled(request), request)
     seen = watched(streaming.network("tiny")[1][0])
-    with Bar("", None, False) as bar:
-        size = streaming(Cell("online-c10", "tiny", "continual", MethodRow("roid", "roid"), 0, 12), bar)["batch"]
+    size = streaming(Cell("online-c10", "tiny", "continual", MethodRow("roid", "roid"), 0, 12), Silent())["batch"]
     assert {(way, images < size) for way, images, _ in seen} >= {
         ("forwards", False), ("forwards", True), ("backwards", False), ("backwards", True)
     }  # fmt: skip

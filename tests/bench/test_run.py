@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from undrift import DataError
-from undrift.system.progress import Bar
 from undrift_bench.bench import (
     Benchmark,
     CannotRun,
@@ -51,8 +50,8 @@ class Counting:
 
     shown = cells
 
-    def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
-        def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+    def prepare(self, request: Request) -> Callable[[Cell, Any], Mapping[str, Any]]:
+        def run_cell(cell: Cell, bar: Any) -> Mapping[str, Any]:
             self.ran.append(cell.key)
             if cell.row.name == "bad":
                 raise ValueError("this method broke")
@@ -114,8 +113,8 @@ def test_tables_show_what_other_processes_have_finished_meanwhile(tmp_path: Path
         assert mine
 
         class Meanwhile(Counting):
-            def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
-                def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+            def prepare(self, request: Request) -> Callable[[Cell, Any], Mapping[str, Any]]:
+                def run_cell(cell: Cell, bar: Any) -> Mapping[str, Any]:
                     other.put(first, {"error": 0.5})
                     return {"error": 0.25}
 
@@ -195,8 +194,8 @@ def test_nothing_known_means_no_guess_and_a_like_cell_is_one(tmp_path: Path) -> 
 
 def test_a_cell_that_lacks_a_file_is_not_run_and_no_failure(tmp_path: Path) -> None:
     class Lacking(Counting):
-        def prepare(self, request: Request) -> Callable[[Cell, Bar], Mapping[str, Any]]:
-            def run_cell(cell: Cell, bar: Bar) -> Mapping[str, Any]:
+        def prepare(self, request: Request) -> Callable[[Cell, Any], Mapping[str, Any]]:
+            def run_cell(cell: Cell, bar: Any) -> Mapping[str, Any]:
                 raise CannotRun("no weights")
 
             return run_cell

@@ -140,18 +140,16 @@ MODEL = (
 
 
 @pytest.fixture
-def work(tmp_path: Path, weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(inside: Path, weights: dict[str, Tensor]) -> Path:
     """Return the folder, which is the current one: module, weights, images of source and target."""
-    (tmp_path / "tiny_of_tests.py").write_text(MODULE)
-    save_file(weights, tmp_path / "source.safetensors")
-    (tmp_path / "names.txt").write_text("\n".join(NAMES) + "\n")
-    write_tree(tmp_path / "source", 12, 1)
-    write_tree(tmp_path / "target", 30, 2, 0.6)
-    np.save(tmp_path / "target.npy", pictures(30, 2, 0.6)[0].permute(0, 2, 3, 1).numpy())
-    np.save(tmp_path / "labels.npy", pictures(30, 2)[1].numpy())
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+    (inside / "tiny_of_tests.py").write_text(MODULE)
+    save_file(weights, inside / "source.safetensors")
+    (inside / "names.txt").write_text("\n".join(NAMES) + "\n")
+    write_tree(inside / "source", 12, 1)
+    write_tree(inside / "target", 30, 2, 0.6)
+    np.save(inside / "target.npy", pictures(30, 2, 0.6)[0].permute(0, 2, 3, 1).numpy())
+    np.save(inside / "labels.npy", pictures(30, 2)[1].numpy())
+    return inside
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from faults import full_disk
 from undrift import DataError
 from undrift.cli import answer_log
 from undrift.cli.answer_log import AnswerLog
@@ -67,13 +68,9 @@ def test_a_full_disk_leaves_the_lines_before_and_no_more(tmp_path: Path, room: i
     assert (tmp_path / "a.csv").read_bytes() == before + before[before.index(b"\n") + 1 :]
 
 
-def test_a_disk_that_is_found_full_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_handle: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+def test_a_disk_that_is_found_full_late(tmp_path: Path) -> None:
     log = started(tmp_path / "a.csv")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match="could not take more answers"):
+    with full_disk(), pytest.raises(DataError, match="could not take more answers"):
         log.sync()
     log.close()
 

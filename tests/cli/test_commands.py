@@ -1,8 +1,8 @@
 """Every command from start to end, on a tiny network and tiny pictures."""
 
 import csv
+import importlib
 import json
-import sys
 import tarfile
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import undrift
+from faults import missing
 from support import same
-from undrift.cli.models import load_model
 
 from .conftest import MODEL, NAMES, Run, leftovers, pictures
 
@@ -85,7 +85,8 @@ def test_answers_are_reproducible_and_may_abstain(run: Run, adapted: Path) -> No
 def test_fast_answers_have_one_temperature_for_all_images(run: Run, adapted: Path) -> None:
     words = ("predict", "target.npy", *MODEL, "--domain", adapted, "--batch-size", "10", "--json", "--mode", "fast")
     found = run(*words, "--samples", "6").json
-    net = load_model("tiny_of_tests:make", "source.safetensors", {}).network
+    net = importlib.import_module("tiny_of_tests").make().eval()
+    net.load_state_dict(load_file("source.safetensors"))
     model = undrift.load(net, adapted, generator=torch.Generator().manual_seed(0))
     batches = undrift.images.domain("target.npy").prepared(undrift.images.Preprocess()).named_batches(10)
     wanted = undrift.predict(model, batches, 6, generator=torch.Generator().manual_seed(0), mode="fast")
@@ -215,9 +216,9 @@ def test_parquet_holds_what_the_csv_holds(run: Run) -> None:
         assert line.split(",")[:2] == [path, label]
 
 
-def test_parquet_needs_pyarrow_and_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    found = run("predict", "target", *MODEL, "--out", "a.parquet")
+def test_parquet_needs_pyarrow_and_says_so(run: Run) -> None:
+    with missing("pyarrow"):
+        found = run("predict", "target", *MODEL, "--out", "a.parquet")
     assert (found.code, "undrift[parquet]" in found.err, Path("a.parquet").exists()) == (1, True, False)
 
 

@@ -17,8 +17,7 @@ ELSEWHERE = ("COMMAND", "--root")
 
 
 @pytest.mark.slow
-def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_run(inside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     digits = data.digits
     few = functools.cache(lambda name: digits(name).select(range(120)))  # seconds, not a minute
     monkeypatch.setattr(data, "digits", few)

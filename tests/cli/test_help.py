@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 
 import pytest
 
 import undrift
+from faults import environment
 from undrift.options import GROUPS
 
 from .conftest import MODEL, Run
@@ -15,9 +17,9 @@ MAIN = {name for name, about in OPTIONS.items() if about["main"]}
 
 
 @pytest.fixture(autouse=True)
-def screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+def screen() -> Iterator[None]:
+    with environment(COLUMNS="80", TERMINAL_WIDTH="80"):
+        yield
 
 
 def shown(text: str) -> set[str]:
@@ -45,14 +47,13 @@ def test_help_is_one_screen(run: Run, command: str, lines: int, main: set[str]) 
 
 
 @pytest.mark.parametrize("command", ["adapt", "stream", "evaluate"])
-def test_help_all_shows_every_option_in_its_group(run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setenv("TERMINAL_WIDTH", "160")
-    few = run(command, "--help").out
-    found = run(command, "--help-all")
+def test_help_all_shows_every_option_in_its_group(run: Run, command: str) -> None:
+    with environment(COLUMNS="160", TERMINAL_WIDTH="160"):
+        few = run(command, "--help").out
+        found = run(command, "--help-all")
+        assert run(command, "--help").out == few  # one command shows all, the next few again
     assert found.code == 0
     assert shown(found.out) >= shown(few) | OPTIONS.keys() | {"--seed", "--json", "--quiet", "--beta", "--device"}
-    assert run(command, "--help").out == few  # one command shows all, the next few again
     panels = {
         title.split()[0].lower(): shown(body) for title, body in re.findall(r"╭─ (.+?) ─+╮\n(.*?)╰", found.out, re.S)
     }

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from undrift.loop.streaming import Stream
+from faults import environment
+from undrift import Stream
 
 from .conftest import MODEL, Run, pictures, start
 
@@ -66,11 +67,11 @@ def test_an_image_of_another_size_is_named_with_what_to_do(run: Run, words: tupl
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's list of a process's children")
-def test_a_killed_decoding_process_is_said_in_json(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_decoding_process_is_said_in_json(work: Path) -> None:
     np.save("many.npy", pictures(300, 3)[0].permute(0, 2, 3, 1).numpy())
-    monkeypatch.setenv("UNDRIFT_WORKERS", "1")
     words = ("stream", "many.npy", "--model", "tiny_of_tests:slow", *MODEL[2:], "--answers", "o.csv")
-    process = start(work, *words, "--batch-size", "2", "--json")
+    with environment(UNDRIFT_WORKERS="1"):
+        process = start(work, *words, "--batch-size", "2", "--json")
     answers, end = work / "o.csv", time.monotonic() + 60
     while time.monotonic() < end and not (answers.exists() and answers.read_bytes().count(b"\n") > 4):
         time.sleep(0.02)

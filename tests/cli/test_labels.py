@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from undrift._errors import DataError
+from undrift import DataError
 from undrift.cli.image_arguments import Reader
 from undrift.cli.label_arguments import check_label_range, labelled_images
 from undrift.images import IMAGENET, Domain, FileDomain, Preprocess

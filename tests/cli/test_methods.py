@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import undrift
 from support import same
 from undrift import methods
-from undrift._types import Keeper
 from undrift.images import FileDomain
+from undrift.keep import Keeper
 
 from .conftest import MODEL, Run, StopWhen
 

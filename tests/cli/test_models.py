@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import undrift
+from faults import missing
 from undrift import DataError, OptionError, UndriftWarning
 from undrift.cli.model_packages import of_huggingface, of_processor, of_timm, of_torchvision
 from undrift.cli.models import load_model, parse_arguments
@@ -27,8 +28,8 @@ def net(classes: int = 4) -> nn.Module:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "own_net.py").write_text(
+def own(inside: Path) -> Path:
+    (inside / "own_net.py").write_text(
         "from torch import nn\n"
         "from undrift.images import Preprocess\n"
         "def make(classes=4):\n"
@@ -38,11 +39,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    net.preprocess = Preprocess(crop=2)\n"
         "    return net\n"
     )
-    (tmp_path / "needs_more.py").write_text("import a_package_that_is_not_there\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own_net", raising=False)
-    return tmp_path
+    (inside / "needs_more.py").write_text("import a_package_that_is_not_there\n")
+    sys.modules.pop("own_net", None)
+    return inside
 
 
 def test_the_users_own_function_from_the_current_folder(own: Path) -> None:
@@ -261,14 +260,14 @@ def test_huggingface_without_an_image_processor(monkeypatch: pytest.MonkeyPatch,
     made = net()
     made.config = SimpleNamespace(id2label={})
 
-    def missing(name: str) -> Any:
+    def lost(name: str) -> Any:
         raise OSError(f"Can't load image processor for {name!r}")
 
     pretend(
         monkeypatch,
         "transformers",
         AutoModelForImageClassification=SimpleNamespace(from_pretrained=lambda name, use_safetensors: made),
-        AutoImageProcessor=SimpleNamespace(from_pretrained=missing),
+        AutoImageProcessor=SimpleNamespace(from_pretrained=lost),
     )
     found = load_model(f"hf:{tmp_path}")
     assert (found.network, found.preprocess) == (made, None)
@@ -280,10 +279,9 @@ def test_huggingface_without_an_image_processor(monkeypatch: pytest.MonkeyPatch,
         load_model(f"hf:{tmp_path}")
 
 
-def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_not_installed() -> None:
     for key, package in (("timm", "timm"), ("torchvision", "torchvision"), ("hf", "transformers")):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(OptionError, match=f"{package} is not installed"):
+        with missing(package), pytest.raises(OptionError, match=f"{package} is not installed"):
             load_model(f"{key}:x")
 
 

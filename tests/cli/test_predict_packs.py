@@ -44,6 +44,16 @@ def test_each_image_names_its_pack(run: Run, folder: Path) -> None:
     assert printed.out.splitlines()[0] == "path,label,probability,entropy,mutual_information,pack"
 
 
+def test_who_comes_last_counts_the_answers_of_all_parts(run: Run, folder: Path) -> None:
+    words = ("predict", "mixed.npy", *MODEL, "--pack", folder, "--batch-size", "4", "--out", "a.csv", "--parts", "3")
+    first, last = run(*words), run(*words)
+    assert (first.code, last.code) == (0, 0), last.err
+    assert last.out == first.out
+    counted = [line.split()[-1] for line in last.out.splitlines() if line.startswith(("source ", "night ", "snow "))]
+    assert counted == ["5", "5", "5"]
+    assert run(*words, "--json").json["packs"] == {"source": 5, "night": 5, "snow": 5}
+
+
 def test_a_damaged_pack_is_named_and_left_out(run: Run, folder: Path) -> None:
     whole = (folder / "snow.safetensors").read_bytes()
     (folder / "a.safetensors").write_bytes(whole[:-3])

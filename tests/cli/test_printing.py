@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -40,14 +41,13 @@ def unread() -> Iterator[io.TextIOWrapper]:
 def test_a_pipe_that_nobody_reads_costs_no_file(
     adapted: Path,
     unread: io.TextIOWrapper,
-    monkeypatch: pytest.MonkeyPatch,
     stream: str,
     words: tuple[str, ...],
     files: tuple[str, ...],
 ) -> None:
     warned = "export" in words  # of its statistics; the others have nothing to say on stderr
-    monkeypatch.setattr(sys, stream, unread)
-    assert main(words) == (1 if stream == "stdout" or warned else 0)
+    with redirect_stdout(unread) if stream == "stdout" else redirect_stderr(unread):
+        assert main(words) == (1 if stream == "stdout" or warned else 0)
     assert [name for name in files if not Path(name).exists()] == []
 
 
@@ -56,33 +56,28 @@ def test_a_pipe_that_nobody_reads_costs_no_file(
 def test_files_are_written_before_the_first_line(
     adapted: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
     files: tuple[str, ...],
 ) -> None:
     full = Path("/dev/full").open("w")  # noqa: SIM115  # closed below
-    monkeypatch.setattr(sys, "stdout", full)
-    assert main(words) == 1
+    with redirect_stdout(full):
+        assert main(words) == 1
     assert [name for name in files if not Path(name).exists()] == []
     full.close()  # as Python does at its end: what it could not take is not tried again
     err = capsys.readouterr().err
     assert err.count("could not be written (No space left on device)") == 1
 
 
-def test_json_comes_out_where_nobody_reads_the_warnings(
-    run: Run, adapted: Path, unread: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", unread)
-    found = run("export", *MODEL, "--domain", adapted, "--out", "o.safetensors", "--json")
+def test_json_comes_out_where_nobody_reads_the_warnings(run: Run, adapted: Path, unread: io.TextIOWrapper) -> None:
+    with redirect_stderr(unread):
+        found = run("export", *MODEL, "--domain", adapted, "--out", "o.safetensors", "--json")
     assert (found.code, found.json["wrote"], len(found.json["warnings"])) == (1, ["o.safetensors"], 1)
 
 
 @pytest.mark.parametrize("words", [("predict", "target", *MODEL), ("inspect", "b.safetensors", "--json")])
-def test_answers_that_nobody_reads_end_quietly(
-    adapted: Path, unread: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(sys, "stdout", unread)
-    assert main(words) == 1
+def test_answers_that_nobody_reads_end_quietly(adapted: Path, unread: io.TextIOWrapper, words: tuple[str, ...]) -> None:
+    with redirect_stdout(unread):
+        assert main(words) == 1
     unread.flush()  # as Python does at its end: goes nowhere, and raises nothing
 
 

@@ -222,7 +222,7 @@ def test_a_first_state_that_cannot_be_written_leaves_the_way_free(
     run: Run, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, _content: bytes) -> int:
-        from undrift._errors import DataError
+        from undrift import DataError
         from undrift.system.atomic import _facts
 
         raise DataError(_facts(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
@@ -241,6 +241,21 @@ def test_a_batch_that_fails_first_leaves_the_way_free(run: Run, stop_when: StopW
     found = stop_when("s.csv", 1, *words)
     assert ("Nothing was written" in found.err, Path("s.csv").exists()) == (True, False), found.err
     assert run(*words).code == 0
+
+
+def test_a_resumed_stream_that_is_stopped_first_says_that_its_files_are_whole(
+    run: Run, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    assert run(*STREAM, *MODEL).code == 0
+    before = Path("s.csv").read_bytes(), Path("s.state").read_bytes()
+    monkeypatch.setattr("undrift.cli.stream.open_both", stopped)
+    found = run(*STREAM, *MODEL)
+    assert found.code == 130
+    assert "Nothing new was written: s.csv and s.state are as they were" in found.err
+    assert (Path("s.csv").read_bytes(), Path("s.state").read_bytes()) == before
 
 
 @pytest.mark.slow

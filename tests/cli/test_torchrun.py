@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from faults import environment
 from undrift.cli.parts import AnswerParts
 
 from .conftest import MODEL, Run, leftovers, start
@@ -192,13 +193,11 @@ class Failing(Tiny):
         ("killed", "ProcessLost: process 0 of 2: another process of this run is gone"),
     ],
 )
-def test_a_process_that_fails_alone_says_so_once(
-    work: Path, fails: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_fails_alone_says_so_once(work: Path, fails: str, told: str) -> None:
     (work / "failing.py").write_text(FAILING)
-    monkeypatch.setenv("FAILS", fails)
     words = ("adapt", "target", "--out", "b.safetensors", "--epochs", "4", "--batch-size", "8", "--checkpoint", "b.run")
-    found = torchrun(work, 2, *words, "--model", "failing:Failing", *MODEL[2:])
+    with environment(FAILS=fails):
+        found = torchrun(work, 2, *words, "--model", "failing:Failing", *MODEL[2:])
     assert found.returncode == 1
     assert found.stderr.count(told) == 1
     assert found.stderr.count("of 2: ") == 1

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import undrift
+from faults import environment
 from undrift import DataError, OptionError
 from undrift.images import Domain, workers
 from undrift.images.workers import FEW, items_of, usual_workers
@@ -49,24 +50,27 @@ def test_a_batch_without_room_in_shared_memory_is_said(domain: Domain, monkeypat
         list(domain.named_batches(2, workers=0))
 
 
-def test_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UNDRIFT_WORKERS", raising=False)
-    assert usual_workers(FEW) >= 1
-    for text, expected in (("0", 0), (" 3 ", 3), ("", usual_workers(FEW))):
-        monkeypatch.setenv("UNDRIFT_WORKERS", text)
-        assert usual_workers(FEW) == expected
-        assert usual_workers(FEW - 1) == 0
+def test_the_environment_says_how_many() -> None:
+    with environment(UNDRIFT_WORKERS=None):
+        usual = usual_workers(FEW)
+    assert usual >= 1
+    for text, expected in (("0", 0), (" 3 ", 3), ("", usual)):
+        with environment(UNDRIFT_WORKERS=text):
+            assert usual_workers(FEW) == expected
+            assert usual_workers(FEW - 1) == 0
     for text in ("many", "-1", "1.5"):
-        monkeypatch.setenv("UNDRIFT_WORKERS", text)
-        with pytest.raises(OptionError, match=f"UNDRIFT_WORKERS is '{text}'; needed: how many processes"):
+        with (
+            environment(UNDRIFT_WORKERS=text),
+            pytest.raises(OptionError, match=f"UNDRIFT_WORKERS is '{text}'; needed: how many processes"),
+        ):
             usual_workers(FEW)
 
 
-def test_none_decode_where_the_environment_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_decode_where_the_environment_says_so(tmp_path: Path) -> None:
     np.save(tmp_path / "many.npy", np.zeros((FEW, 4, 4, 3), np.uint8))
     batches = undrift.images.domain(tmp_path / "many.npy").named_batches(64)
-    monkeypatch.setenv("UNDRIFT_WORKERS", "0")
-    alone = undrift.images.domain(tmp_path / "many.npy").named_batches(64)
+    with environment(UNDRIFT_WORKERS="0"):
+        alone = undrift.images.domain(tmp_path / "many.npy").named_batches(64)
     counts = []
     for each in (batches, alone):
         going = iter(each)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.judge.accuracy import LAPSE, SURE, Helping, belief, flattening, helping, margin, right
+from undrift import Helping
+from undrift.judge.accuracy import LAPSE, SURE, belief, flattening, helping, margin, right
 
 
 def test_margin_and_temperature_by_hand() -> None:

@@ -1,7 +1,6 @@
 """What adapt gives back prints, saves and plots."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,10 @@ from torch.utils.data import TensorDataset
 
 import undrift
 from adapt_support import small
+from faults import missing
 from support import images
+from undrift import History
 from undrift.adapt import adapt
-from undrift.judge.history import History
 from undrift.likelihood import entropy
 
 
@@ -34,9 +34,8 @@ def test_the_history_prints_saves_and_plots(tmp_path: Path) -> None:
             History.load(tmp_path / path)
 
 
-def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
+def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path) -> None:
+    with missing("matplotlib"), pytest.raises(undrift.UndriftError, match=r"undrift\[plot\]"):
         History().plot(tmp_path / "history.png")
 
 

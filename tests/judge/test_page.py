@@ -17,13 +17,11 @@ import undrift
 from adapt_support import small
 from faults import full_disk
 from support import convnet, images
-from undrift import Prediction, Recording
+from undrift import History, Prediction, Recording, Report
 from undrift.adapt import adapt
 from undrift.judge.accuracy import Estimate
-from undrift.judge.history import History
 from undrift.judge.page import charts, markup
 from undrift.judge.page.thumbnail import SIDE, png, thumbnail
-from undrift.judge.report import Report
 from undrift.likelihood import entropy
 
 from .test_report import continual, generalized, offline, result

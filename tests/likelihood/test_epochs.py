@@ -1,6 +1,9 @@
 """SHOT and NRC over epochs, by name: whose features they take before an epoch, and whose in a step with a draw."""
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -9,22 +12,40 @@ from torch import Tensor, nn
 import undrift
 from offline_support import network
 from support import images
-from undrift import methods
-from undrift._types import Batches, Step
-from undrift.likelihood import Nrc, Shot
-from undrift.likelihood import shot as shot_module
-from undrift.likelihood.banks import Banks
-from undrift.likelihood.shot import pseudo_labels
-from undrift.loop.optimise import optimiser_over_epochs
-from undrift.recipes.perturb_plain import perturb_plain
+from undrift import Step, methods
+from undrift.likelihood import Shot
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")  # nobody trained this network
-Looked = list[tuple[Tensor, Tensor]]
+Looked = tuple[Tensor, Tensor]
+Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 LOUD = {"init_fraction": 0.3}  # of the kernel's variance: a draw is no rounding error
 
 
-def mean_answers(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def parts_of(name: str, **changes: object) -> tuple[undrift.Perturbed, Any]:
+    """Return a network under a method's scheme, and its likelihood."""
+    parts = methods.get(name, "adapt").build({})
+    roles = {
+        option: tuple(p.removeprefix("@") for p in getattr(parts.options, option)) for option in ("frozen", "fast")
+    }
+    return undrift.perturb(network(), parts.options.replace(**roles, **changes)), parts.likelihood
+
+
+class Beside:
+    """A likelihood that does what another does; tests look at that one before and after."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor:
+        loss: Tensor = self.inner(logits, step)
+        return loss
+
+    def refresh(self, model: undrift.Perturbed, batches: Batches) -> None:
+        self.inner.refresh(model, batches)
+
+
+def mean_answers(net: nn.Module, x: Tensor) -> Looked:
     """Return features and softmax by plain PyTorch, in eval mode."""
     with torch.no_grad():
         features = net.bottleneck(net.backbone(x))  # type: ignore[operator]
@@ -54,52 +75,58 @@ def with_own_statistics(net: nn.Module, parts: list[Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", ["shot", "shot-bn", "vmp-shot", "bbb-shot"])
-def test_labels_are_taken_anew_before_each_epoch_and_hold_for_all_its_steps(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken, used = [], []
-    monkeypatch.setattr(
-        shot_module,
-        "pseudo_labels",
-        lambda features, *_: taken.append(len(features)) or torch.full((len(features),), len(taken)),
-    )
-    asked = Shot.__call__
+def test_labels_are_taken_anew_before_each_epoch_and_hold_for_all_its_steps(name: str) -> None:
+    used = []
 
-    def asking(self: Shot, logits: Tensor, step: Step) -> Tensor:
-        assert self.labels is not None
-        used.append(self.labels[step.indices].unique().tolist())
-        return asked(self, logits, step)
+    class Numbered(Beside):
+        """Gives every image the number of the epoch as its label."""
 
-    monkeypatch.setattr(Shot, "__call__", asking)
-    undrift.adapt(network(), images(24), method=name, epochs=3, batch_size=12)
-    assert taken == [24, 24, 24]
+        inner: Shot
+        taken = 0
+
+        def refresh(self, model: undrift.Perturbed, batches: Batches) -> None:
+            super().refresh(model, batches)
+            assert self.inner.labels is not None
+            assert self.inner.labels.shape == (24,)
+            self.taken += 1
+            self.inner.labels = torch.full((24,), self.taken)
+
+        def __call__(self, logits: Tensor, step: Step) -> Tensor:
+            used.append(self.inner.labels[step.indices].unique().tolist())  # type: ignore[index]
+            return super().__call__(logits, step)
+
+    model, shot = parts_of(name)
+    asked = Numbered(shot)
+    undrift.adapt(model, images(24), asked, epochs=3, batch_size=12)
+    assert asked.taken == 3
     assert used == [[1], [1], [2], [2], [3], [3]]
 
 
 @pytest.mark.parametrize("name", ["shot", "vmp-shot"])
-def test_pseudo_labels_are_the_present_mean_networks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pseudo_labels_are_the_present_mean_networks(name: str) -> None:
     parts = list(images(24).split(12))
-    wanted: Looked = []
-    found: Looked = []
-    refresh = Shot.refresh
+    wanted: list[Looked] = []
+    found: list[Looked] = []
 
-    def refreshing(self: Shot, model: undrift.Perturbed, batches: Batches) -> None:
-        plain = network()
-        now = model.net.state_dict()
-        plain.load_state_dict({key: now[key] for key in plain.state_dict()})
-        # Steps with a draw leave statistics of noisy activations; the mean network is looked at under its own.
-        plain = with_own_statistics(plain, parts) if name == "vmp-shot" and wanted else plain.eval()
-        wanted.append(mean_answers(plain, images(24)))
-        refresh(self, model, batches)
+    class Looking(Beside):
+        def refresh(self, model: undrift.Perturbed, batches: Batches) -> None:
+            plain = network()
+            now = model.net.state_dict()
+            plain.load_state_dict({key: now[key] for key in plain.state_dict()})
+            # Steps with a draw leave statistics of noisy activations; the mean network is looked at under its own.
+            plain = with_own_statistics(plain, parts) if name == "vmp-shot" and wanted else plain.eval()
+            wanted.append(mean_answers(plain, images(24)))
+            seen: list[Looked] = []
+            hook = model.net.classifier.register_forward_hook(  # type: ignore[union-attr]
+                lambda _layer, args, output: seen.append((args[0].clone(), output.softmax(1)))
+            )
+            super().refresh(model, batches)
+            hook.remove()
+            features, probs = zip(*seen[-2:], strict=True)  # the last look at both batches
+            found.append((torch.cat(features), torch.cat(probs)))
 
-    def labels(features: Tensor, probs: Tensor, *more: int) -> Tensor:
-        found.append((features, probs))
-        return pseudo_labels(features, probs, *more)
-
-    monkeypatch.setattr(Shot, "refresh", refreshing)
-    monkeypatch.setattr(shot_module, "pseudo_labels", labels)
-    noise = LOUD if name == "vmp-shot" else {}
-    undrift.adapt(network(), parts, method=name, epochs=3, adapt_lr=0.02, **noise)
+    model, shot = parts_of(name, adapt_lr=0.02, **(LOUD if name == "vmp-shot" else {}))
+    undrift.adapt(model, parts, Looking(shot), epochs=3)
     assert len(found) == len(wanted) == 3
     for got, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(got, expected)
@@ -108,42 +135,47 @@ def test_pseudo_labels_are_the_present_mean_networks(name: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-def test_vmp_nrc_fills_its_banks_without_noise_and_writes_each_draw_into_them(
-    draws: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vmp_nrc_fills_its_banks_without_noise_and_writes_each_draw_into_them(draws: int) -> None:
     x = images(24)
-    filled: Looked = []
     events: list[tuple[str, Tensor, Tensor]] = []
-    fill, write, follow = Banks.fill, Banks.write, Nrc.follow
 
-    def filling(self: Banks, indices: Tensor, features: Tensor, probs: Tensor, least: int) -> None:
-        filled.append((features[indices.argsort()].clone(), probs[indices.argsort()].clone()))
-        fill(self, indices, features, probs, least)
+    class Looking(Beside):
+        def watch(self, model: undrift.Perturbed) -> AbstractContextManager[None]:
+            watching: AbstractContextManager[None] = self.inner.watch(model)
+            return watching
 
-    def writing(self: Banks, places: Tensor, features: Tensor, probs: Tensor) -> None:
-        events.append(("write", features, probs))
-        write(self, places, features, probs)
-        torch.testing.assert_close(self.features[places], features)  # type: ignore[index]
+        def note(self, kind: str, places: Tensor) -> None:
+            banks = self.inner.banks
+            events.append((kind, banks.features[places].clone(), banks.probs[places].clone()))
 
-    def following(self: Nrc, model: undrift.Perturbed) -> None:
-        follow(self, model)
-        events.append(("kept", self.banks.features.clone(), self.banks.probs.clone()))  # type: ignore[union-attr]
+        def refresh(self, model: undrift.Perturbed, batches: Batches) -> None:
+            super().refresh(model, batches)
+            self.note("filled", torch.arange(24))
 
-    monkeypatch.setattr(Banks, "fill", filling)
-    monkeypatch.setattr(Banks, "write", writing)
-    monkeypatch.setattr(Nrc, "follow", following)
-    net = network()
-    passes: list[tuple[Tensor, Tensor]] = []
-    plain = copy.deepcopy(net).train()
+        def __call__(self, logits: Tensor, step: Step) -> Tensor:
+            loss = super().__call__(logits, step)
+            assert step.indices is not None
+            self.note("write", step.indices)
+            return loss
+
+        def follow(self, model: undrift.Perturbed) -> None:
+            self.inner.follow(model)
+            self.note("kept", torch.arange(24))
+
+    model, nrc = parts_of("vmp-nrc", train_samples=draws, **LOUD)
+    passes: list[Looked] = []
+    plain = network().train()
 
     def passing(_layer: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
         if torch.is_grad_enabled():  # a step
             passes.append((args[0].detach(), output.detach().softmax(1)))
 
-    net.classifier.register_forward_hook(passing)
-    undrift.adapt(net, [x], method="vmp-nrc", epochs=1, train_samples=draws, **LOUD)
+    model.net.classifier.register_forward_hook(passing)  # type: ignore[union-attr]
+    undrift.adapt(model, [x], Looking(nrc), epochs=1)
     # Once, in eval mode, under the mean network: the source's.
-    torch.testing.assert_close(filled, [mean_answers(network(), x)])
+    (_, filled, answers), *events = events
+    features, probs = mean_answers(network(), x)
+    torch.testing.assert_close((filled, answers), (nn.functional.normalize(features, dim=1), probs))
     # Then the features and answers of the very draw whose loss is asked for, not those of the mean network.
     assert [kind for kind, *_ in events] == ["write"] * draws + ["kept"]
     mean, _ = mean_answers(plain, x)
@@ -161,27 +193,20 @@ def test_vmp_nrc_fills_its_banks_without_noise_and_writes_each_draw_into_them(
     "name", ["vmp-shot", "vmp-shot:paper", "vmp-shot:released", "vmp-nrc", "vmp-nrc:released", "bbb-shot"]
 )
 def test_a_bottleneck_learns_ten_times_as_fast(name: str) -> None:
-    parts = methods.get(name).build({})
-    model = perturb_plain(network(), parts.options)
-    groups = {g["name"]: g for g in optimiser_over_epochs(model, parts.likelihood).param_groups}
-    trained = ("affine", "log_var", "weights") if name == "bbb-shot" else ("affine", "log_var")
-    assert {n: g["lr"] for n, g in groups.items()} == {
-        **dict.fromkeys(trained, 2e-3),
-        **dict.fromkeys((f"{what}, fast" for what in trained), pytest.approx(2e-2)),
-    }
-    fast = {id(p) for n, g in groups.items() if n.endswith("fast") for p in g["params"]}
-    of_bottleneck = {n for n, p in model.named_parameters() if id(p) in fast}
-    assert all("bottleneck" in n for n in of_bottleneck)
-    assert {"noise.bottleneck/0.log_var", "net.bottleneck.1.weight"} <= of_bottleneck
+    """What such rates do to a step is in test_optimise.py."""
+    history = undrift.adapt(network(), images(24), method=name, epochs=1)
+    assert history.model is not None
+    options = history.model.options
+    assert (options.adapt_lr, options.fast_lr_scale, options.log_var_lr_scale) == (2e-3, 10, 1)
+    assert options.fast[0] == "bottleneck"
+    assert options.weights_lr is None
 
 
 @pytest.mark.parametrize("name", ["bbb", "bbb-shot"])
 def test_what_a_prior_holds_to_the_source_has_no_weight_decay(name: str) -> None:
-    parts = methods.get(name).build({})
-    model = perturb_plain(network(), parts.options)
-    groups = optimiser_over_epochs(model, parts.likelihood).param_groups
-    assert "weights" in {g["name"] for g in groups}
-    assert {g["weight_decay"] for g in groups} == {0.0}
+    model, _ = parts_of(name)
+    assert model.options.weight_decay == 0
+    assert model.options.train
     # Nothing is asked, and nothing pulls: means stay where the source has them, and log-variances go to the prior's.
     model.train()
     before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 import undrift
 from undrift import Step
-from undrift.likelihood import Aad, Gsfda, Nrc, banks
-from undrift.likelihood.banks import Banks
-from undrift.likelihood.neighbours import balance
+from undrift.likelihood import Aad, Gsfda, Nrc
 
 
 class Plane(nn.Module):
@@ -114,10 +112,18 @@ def test_aad_disperses_with_a_gradient_through_both_factors() -> None:
 
 
 def test_class_balance_has_the_gradient_of_its_formula() -> None:
-    p = torch.tensor([[0.7, 0.3], [0.6, 0.4]], dtype=torch.float64, requires_grad=True)
-    mean, e = torch.tensor([0.65, 0.35], dtype=torch.float64), 1e-5
+    net, points = model(), directions(0, 10, 15, 100, 90, 85)  # the nearest of 0 is 1, whose nearest is 2
+    one = {"neighbours": 1, "second_neighbours": 1, "late_neighbours": None, "late_second_neighbours": None}
+    alone = Nrc(**one, one_sided=0.0, ring=0.0)  # type: ignore[arg-type]
+    z = torch.tensor([[0.7, 0.3], [0.6, 0.4]]).log().requires_grad_()
+    with ready(alone, net, points).watch(net):
+        net(points[[0, 3]])
+        loss = alone(z, Step(net, points[[0, 3]], net, torch.tensor([0, 3])))
+    p, mean, e = z.softmax(1), torch.tensor([0.65, 0.35]), 1e-5
     by_hand = ((mean + e).log() + mean / (mean + e)) / 2  # each image is half of the mean
-    torch.testing.assert_close(torch.autograd.grad(balance(p, e), p)[0], by_hand.expand(2, 2))
+    torch.testing.assert_close(loss, (mean * (mean + e).log()).sum())
+    expected = torch.autograd.grad(p, z, by_hand.expand(2, 2))[0]
+    torch.testing.assert_close(torch.autograd.grad(loss, z)[0], expected)
 
 
 def test_gsfda_by_hand_searches_before_it_writes() -> None:
@@ -166,8 +172,8 @@ def test_banks_are_filled_once_for_each_network() -> None:
     assert torch.equal(aad.banks.features, first.flip(0))
 
 
-def test_images_that_were_not_seen_are_nobodys_neighbours_until_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Banks()
+def test_images_that_were_not_seen_are_nobodys_neighbours_until_they_are() -> None:
+    store = Nrc().banks
     points = directions(0, 5, 90)
     broken = torch.cat([points, torch.full((1, 2), torch.nan)])
     store.fill(torch.tensor([0, 1, 4, 2]), broken, torch.ones(4, 2) / 2, least=2)
@@ -176,10 +182,18 @@ def test_images_that_were_not_seen_are_nobodys_neighbours_until_they_are(monkeyp
     store.write(torch.tensor([2, 6]), directions(60, 85), torch.ones(2, 2) / 2)  # 6 lies beyond all that was seen
     assert store.nearest(directions(80), 3)[0].tolist() == [6, 4, 2]
     assert store.nearest(directions(250), 3)[0].tolist() == [0, 1, 4]  # 5 has a place now, and is still unknown
-    monkeypatch.setattr(banks, "_AT_ONCE", 1)  # a query at a time finds the same
     assert store.nearest(directions(80, 0), 2).tolist() == [[6, 4], [0, 1]]
     store.undo()
     assert store.nearest(directions(80), 3)[0].tolist() == [4, 1, 0]
+
+
+def test_many_queries_find_what_each_alone_does() -> None:
+    store = Nrc().banks
+    points = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))  # 25 million similarities
+    store.fill(torch.arange(5000), points, points, least=2)
+    found = store.nearest(store.features, 2)
+    assert all(torch.equal(found[i], store.nearest(store.features[i : i + 1], 2)[0]) for i in (0, 3000, 3500, 4999))
+    assert torch.equal(found[:, 0], torch.arange(5000))
 
 
 class Normed(Plane):

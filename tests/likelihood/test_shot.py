@@ -10,14 +10,34 @@ from torch import Tensor, nn
 import undrift
 from support import convnet, images, same, snapshot
 from undrift import Step
-from undrift.likelihood import Consistency, Information, Shot
-from undrift.likelihood.features import watching
-from undrift.likelihood.shot import pseudo_labels
+from undrift.likelihood import Consistency, Information, Nrc, Shot
 
 
 def domain(count: int = 12, batch: int = 5) -> list[tuple[Tensor, Tensor]]:
     x = images(count)
     return [(torch.arange(count)[i : i + batch], x[i : i + batch]) for i in range(0, count, batch)]
+
+
+class Given(nn.Module):
+    """A network whose features and probabilities are given; an image is its number."""
+
+    def __init__(self, features: Tensor, probs: Tensor) -> None:
+        super().__init__()
+        self.features, self.logits, self.bottleneck = features, probs.log(), nn.Identity()
+        self.place = nn.Parameter(torch.ones(()))  # says on which device the network is
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.bottleneck(self.features[x.long().flatten()])
+        return self.logits[x.long().flatten()]
+
+
+def pseudo_labels(features: Tensor, probs: Tensor, **settings: int) -> Tensor:
+    """Return the labels that SHOT takes from such features."""
+    model, shot = undrift.perturb(Given(features, probs), layers=()), Shot(**settings)  # type: ignore[arg-type]
+    places = torch.arange(len(features))
+    shot.refresh(model, lambda: iter([(places, places[:, None].float())]))
+    assert shot.labels is not None
+    return shot.labels
 
 
 def test_pseudo_labels_by_hand() -> None:
@@ -118,6 +138,15 @@ def test_refresh_labels_every_image_under_the_mean_network_and_changes_nothing()
     assert shot.changed == pytest.approx(3 / 12)
 
 
+def looks(model: undrift.Perturbed) -> int:
+    """Return how often a refresh passes over the domain."""
+    calls: list[int] = []
+    hook = model.net[0].register_forward_hook(lambda *_: calls.append(1))
+    Shot().refresh(model, lambda: iter(domain()))
+    hook.remove()
+    return len(calls) // len(domain())
+
+
 def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
     net = convnet().eval()
     plain = copy.deepcopy(net)
@@ -127,7 +156,8 @@ def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
     shot = Shot()
     shot.refresh(model, lambda: iter(domain()))
     assert len(calls) == len(domain())  # they are the source's: one look
-    state, step = undrift.posterior.state.snapshot(model), int(model.key.step)
+    going, step = undrift.stream(model, []), int(model.key.step)
+    state = going.state_dict()
     model(images(12))
     kept, policy = snapshot(model.net), model.norms[0]
     calls.clear()
@@ -144,16 +174,16 @@ def test_after_noisy_steps_the_mean_network_has_statistics_of_its_own() -> None:
     assert torch.equal(shot.labels, pseudo_labels(features, probs))  # type: ignore[arg-type]
     # Nobody sees what a compiled step does to statistics: it is looked up, each time until it is so.
     compiled = undrift.perturb(convnet().eval(), exclude="8")
-    assert not undrift.posterior.state.noisy_statistics(compiled)
+    assert looks(compiled) == 1
     compiled.compile(backend="eager")
     compiled(images(12))
-    assert undrift.posterior.state.noisy_statistics(compiled)
+    assert looks(compiled) == 2
     # A state that is filled in tells by itself what its statistics are of; so does a network with nothing to draw.
-    undrift.posterior.state.restore(model, state)
-    assert not undrift.posterior.state.noisy_statistics(model)
+    going.load_state_dict(state)
+    assert looks(model) == 1
     nothing = undrift.perturb(convnet(), layers=())
     nothing(images(12))
-    assert not undrift.posterior.state.noisy_statistics(nothing)
+    assert looks(nothing) == 1
 
 
 def test_noise_too_small_to_matter_costs_no_second_look() -> None:
@@ -208,15 +238,16 @@ def test_features_are_stated_by_name() -> None:
 
     net, x = Net(), torch.rand(2, 3, 2, 2)
     for name, expected in ((None, net(x)), ("bottleneck", net(x)), ("body", x.flatten(1))):
-        with watching(net, name) as seen:
-            net(x)
-        assert torch.equal(seen[0], expected)
+        nrc = Nrc(neighbours=1, second_neighbours=1, late_neighbours=1, late_second_neighbours=1, features=name)
+        nrc.refresh(undrift.perturb(copy.deepcopy(net), layers=()), lambda: iter([(torch.arange(2), x)]))
+        torch.testing.assert_close(nrc.banks.features, nn.functional.normalize(expected, dim=1))
     with pytest.raises(undrift.OptionError, match=r"'bottelneck' names no submodule \(did you mean 'bottleneck'\?\)"):
         Shot(features="bottelneck").refresh(undrift.perturb(Net()), lambda: iter([(torch.arange(2), x)]))
     with pytest.raises(undrift.OptionError, match="never called"):
         Shot(features="idle").refresh(undrift.perturb(Net()), lambda: iter([(torch.arange(2), x)]))
-    with pytest.raises(undrift.OptionError, match=r"neither.*Name one"), watching(nn.Sequential(nn.Flatten()), None):
-        pass
+    nameless = undrift.perturb(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten()))
+    with pytest.raises(undrift.OptionError, match=r"neither.*Name one"):
+        Shot().refresh(nameless, lambda: iter([(torch.arange(2), x)]))
 
 
 def test_consistency_carries_the_state_of_its_base() -> None:

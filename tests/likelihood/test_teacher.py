@@ -1,5 +1,6 @@
 """The averaged teacher by hand: its loss, its average, its answer, its views, and a stream that goes on."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from online_support import corrected_prior
 from undrift import methods
 from undrift.likelihood import Teacher
-from undrift.likelihood.roid import corrected_prior
 
 RATE = 0.1
 
@@ -119,6 +120,30 @@ def test_a_stopped_stream_goes_on_exactly() -> None:
         assert torch.equal(found.probs, expected.probs)
 
 
+def test_certainty_adds_roids_ratio_of_images_that_are_sure_and_rare() -> None:
+    x, net = batches(1)[0], Mirrored()
+    given, target = net(x).detach(), net(x).softmax(1).detach()
+    moved = {}
+    for certainty in (0.0, 0.3):
+        model = quiet(copy.deepcopy(net))
+        next(undrift.stream(model, [x], Teacher(views=(), other=False, certainty=certainty)))
+        moved[certainty] = dict(model.named_parameters())["net.fc.bias"].detach()
+
+    def scaled(values: Tensor) -> Tensor:
+        return (values - values.min()) / (values.max() - values.min())
+
+    rare = scaled(1 - nn.functional.cosine_similarity(target, target.mean(0)[None]))
+    sure = scaled((target * target.log()).sum(1))
+    weights = (3 * rare * sure).exp() * (rare >= rare.mean())
+    bias = torch.zeros(3, requires_grad=True)
+    p = (given + bias).softmax(1)
+    p = p.clamp(max=0.99)
+    (-(weights * (p * (p / (1 - p) + 1e-5).log()).sum(1))).mean().backward()
+    assert bias.grad is not None
+    assert torch.allclose(moved[0.3] - moved[0.0], -RATE * 0.3 * bias.grad, atol=1e-6)
+    assert bias.grad.abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("name", ["undrift", "undrift-light"])
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.Identity()], ids=["batch", "group", "none"])
 def test_any_network_and_batch_size(name: str, norm: nn.Module) -> None:
@@ -151,7 +176,8 @@ def test_small_batches_take_small_steps_and_weights_step_by_their_size() -> None
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(undrift.OptionError, match=r"memory=0, share=0.5, replay=1000, prior_images=16: needed"):
+    found = r"memory=0, share=0.5, replay=1000, certainty=0.0, prior_images=16: needed"
+    with pytest.raises(undrift.OptionError, match=found):
         methods.get("undrift").build({"memory": 0})
     with pytest.raises(undrift.OptionError, match=r"'upside down' is not one of mirror, shift"):
         Teacher(views="upside down")

@@ -11,12 +11,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import undrift
 from adapt_support import Labelled, Untouchable, small
-from support import images, learnables, same
-from undrift._types import Step
+from support import images, learnables, same, snapshot
+from undrift import Step
 from undrift.adapt import adapt
 from undrift.images import TensorDomain
 from undrift.likelihood import Shot, entropy
-from undrift.posterior.state import snapshot as adapted_state
 
 # An untrained network on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
@@ -224,4 +223,4 @@ def test_a_loader_that_raises_midway_loses_nothing(tmp_path: Path) -> None:
     assert torch.isfinite(model(x)).all()
     torch.manual_seed(99)
     adapt(model, failing, entropy, epochs=2, batch_size=5, checkpoint=tmp_path / "run")
-    assert same(adapted_state(model), adapted_state(whole))
+    assert same(snapshot(model), snapshot(whole))

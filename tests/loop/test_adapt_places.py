@@ -1,6 +1,7 @@
 """An image keeps its place whatever its loader does to batches; where it cannot, that is said."""
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import undrift
 from adapt_support import Labelled, small
-from support import images, same
-from undrift._types import Step
+from support import images, same, snapshot
+from undrift import Step
 from undrift.adapt import adapt
 from undrift.likelihood import Shot, entropy
-from undrift.loop.indexed_loader import _Collate
-from undrift.posterior.state import snapshot
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
 
@@ -110,22 +109,27 @@ LOSING: dict[str, Callable[[Samples], Any]] = {
 }
 
 
-def asked(collate: Callable[[Samples], Any], count: int) -> tuple[Any, str | None]:
-    _, batch, found = _Collate(collate, watched=True)(
-        [(at, (row.clone(), None)) for at, row in enumerate(images(count))]
+def plain() -> undrift.Perturbed:
+    torch.manual_seed(0)
+    return undrift.perturb(
+        torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 3))
     )
-    return batch, found
+
+
+def adapted(collate: Callable[[Samples], Any], count: int) -> undrift.History:
+    return adapt(plain(), DataLoader(Labelled(images(count)), count, collate_fn=collate), Shot(), epochs=1)
 
 
 @pytest.mark.parametrize("how", KEEPING)
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_a_collate_function_that_keeps_the_order_is_believed(how: str, count: int) -> None:
-    assert asked(KEEPING[how], count)[1] is None
+    assert len(adapted(KEEPING[how], count).steps) == 1
 
 
 @pytest.mark.parametrize("how", LOSING)
 def test_one_that_does_not_is_found_out(how: str) -> None:
-    assert asked(LOSING[how], 8)[1] == "reorders the samples of a batch"
+    with pytest.raises(undrift.DataError, match="collate_fn reorders the samples of a batch"):
+        adapted(LOSING[how], 8)
 
 
 @pytest.mark.parametrize(
@@ -133,15 +137,32 @@ def test_one_that_does_not_is_found_out(how: str) -> None:
 )
 def test_to_ask_a_second_time_leaves_no_trace(how: str) -> None:
     collate = (KEEPING | LOSING)[how]
-    batches = []
-    for watched in (False, True):
-        torch.manual_seed(1)
-        np.random.seed(1)  # noqa: NPY002
-        random.seed(1)
-        for seed in range(2):
-            items = [(at, (row.clone(), None)) for at, row in enumerate(images(8, seed))]
-            batches.append(_Collate(collate, watched)(items)[1].clone())
-    assert same(dict(enumerate(batches[:2])), dict(enumerate(batches[2:])))
+    made: list[Tensor] = []
+    random_states: list[tuple[Any, Any]] = []
+
+    def now() -> Any:
+        _, keys, at, *_ = np.random.get_state()  # noqa: NPY002
+        return torch.get_rng_state().tolist(), keys.tolist(), at, random.getstate()
+
+    def watched(samples: Samples) -> Any:
+        before = now()
+        batch = collate(samples)
+        made.append(batch.clone())
+        random_states.append((before, now()))
+        return batch
+
+    model, given = plain(), []
+    hook = model.net.register_forward_pre_hook(lambda _net, args: given.append(args[0].clone()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", undrift.UndriftWarning)  # of one that reorders
+        adapt(model, DataLoader(Labelled(images(16)), 8, collate_fn=watched), entropy, epochs=1)
+    hook.remove()
+    # The first call makes the first batch, the second one asks, the third makes the second batch.
+    (started, ended), (asked, _), (after, _), *_ = random_states
+    assert asked == started
+    assert after == ended
+    assert torch.equal(given[0], made[0])
+    assert torch.equal(given[1], made[2])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

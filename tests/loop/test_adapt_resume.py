@@ -1,33 +1,30 @@
 """Runs that are killed, stopped or fail end bit for bit where they would have ended."""
 
 import copy
-import errno
-import functools
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import undrift
 from adapt_support import Labelled, Untouchable, small
-from support import convnet, images, same
-from undrift._types import Step
+from faults import full_disk
+from support import convnet, images, same, snapshot
+from undrift import History, Step
 from undrift.adapt import adapt
-from undrift.judge.history import History
 from undrift.likelihood import Information, Shot, entropy
-from undrift.loop import epochs, resume, surveys
-from undrift.posterior.state import snapshot as adapted_state
-from undrift.system import atomic
 
 # An untrained network on random images may well end up with one answer for all; that is not the matter here.
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
@@ -112,11 +109,11 @@ def test_a_killed_run_ends_bit_for_bit_where_it_would_have_ended(name: str, at: 
     torch.manual_seed(77)  # a new process knows nothing of the old one's seeds
     resumed = undrift.perturb(small(**options).remove(), **options, generator=torch.Generator().manual_seed(1))
     history = run(resumed, 6, None, path)
-    assert same(adapted_state(resumed), adapted_state(whole))
+    assert same(snapshot(resumed), snapshot(whole))
     assert history == expected
     again = small(**options)
     assert run(again, 7, None, path) == expected  # a finished run has nothing left to do
-    assert same(adapted_state(again), adapted_state(whole))
+    assert same(snapshot(again), snapshot(whole))
 
 
 SCRIPT = """
@@ -124,9 +121,10 @@ import os, signal, sys
 import torch
 sys.path[:0] = ["tests", "tests/support"]
 import undrift
-from support import images
+from support import snapshot, images
 from adapt_support import small
 from undrift.adapt import adapt
+from faults import full_disk
 from undrift.likelihood import Shot
 
 class Deadly(Shot):
@@ -155,51 +153,69 @@ def test_a_process_killed_for_good_is_resumed(tmp_path: Path) -> None:
     adapt(whole, images(24), Shot(), 3, batch_size=6)
     history = adapt(resumed, images(24), Shot(), 3, batch_size=6, checkpoint=path)
     assert len(history.steps) == 12
-    assert same(adapted_state(resumed), adapted_state(whole))
+    assert same(snapshot(resumed), snapshot(whole))
+
+
+@contextmanager
+def called_in_a_survey(model: undrift.Perturbed, steps: Callable[[], int], call: Callable[[], Any]) -> Iterator[None]:
+    """Call something in the survey of the first epoch of four steps: in the first pass after them without gradients."""
+    calls: list[int] = []
+
+    def look(_net: nn.Module, _args: object) -> None:
+        if steps() == 4 and not torch.is_grad_enabled() and not calls:
+            calls.append(1)
+            call()
+
+    hook = model.net.register_forward_pre_hook(look)
+    yield
+    hook.remove()
 
 
 PRESSED = {"in a step": (1, 2), "while it is applied": (1, 3), "in a refresh": (1, 0), "in a survey": (0, 4)}
 
 
 @pytest.mark.parametrize("where", PRESSED)
-def test_ctrl_c_writes_the_checkpoint_and_says_where_it_stands(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_writes_the_checkpoint_and_says_where_it_stands(where: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
     x = images(24)
     whole, model = small(), small()
     torch.manual_seed(5)
     expected = adapt(whole, x, Shot(statistics_first=True), 2, batch_size=6)
 
-    def press_at(number: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        calls = []
+    def press() -> None:
+        signal.raise_signal(signal.SIGINT)
 
-        @functools.wraps(function)
-        def pressed(*args: Any) -> Any:
-            calls.append(1)
-            if len(calls) == number:
-                signal.raise_signal(signal.SIGINT)
-            return function(*args)
+    class Pressed(fused(StatisticsFirst, 7 if where == "in a step" else None, press).__class__):  # type: ignore[misc]
+        refreshed = 0
 
-        return pressed
+        def refresh(self, model: undrift.Perturbed, batches: Any) -> None:
+            self.refreshed += 1
+            if self.refreshed == 2 and where == "in a refresh":
+                press()
+            super().refresh(model, batches)
 
-    target, name, number = {
-        "in a step": (Shot, "__call__", 7),
-        "while it is applied": (torch.optim.SGD, "step", 7),
-        "in a refresh": (Shot, "_look", 2),
-        "in a survey": (surveys, "survey", 2),
-    }[where]
-    monkeypatch.setattr(target, name, press_at(number, getattr(target, name)))
+    applied: list[int] = []
+
+    def applying(*_: object) -> None:
+        applied.append(1)
+        if len(applied) == 7 and where == "while it is applied":
+            press()
+
+    likelihood = Pressed()
+    hook = register_optimizer_step_pre_hook(applying)
     torch.manual_seed(5)
-    with pytest.raises(KeyboardInterrupt, match=r"epoch [12] of 2.*can be used.*checkpoint="):
-        adapt(model, x, Shot(statistics_first=True), 2, batch_size=6, checkpoint=path)
-    monkeypatch.undo()
+    with (
+        called_in_a_survey(model, lambda: likelihood.calls, press) if where == "in a survey" else nullcontext(),
+        pytest.raises(KeyboardInterrupt, match=r"epoch [12] of 2.*can be used.*checkpoint="),
+    ):
+        adapt(model, x, likelihood, 2, batch_size=6, checkpoint=path)
+    hook.remove()
     assert torch.isfinite(model(x)).all()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     values = json.loads(header(path)["values"])
     assert (values["epoch"], values["done"]) == PRESSED[where]
     assert adapt(model, x, Shot(statistics_first=True), 2, batch_size=6, checkpoint=path) == expected
-    assert same(adapted_state(model), adapted_state(whole))
+    assert same(snapshot(model), snapshot(whole))
 
 
 def test_ctrl_c_while_a_resumed_run_finds_its_place(tmp_path: Path) -> None:
@@ -223,7 +239,7 @@ def test_ctrl_c_while_a_resumed_run_finds_its_place(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="epoch 2 of 2, after 2 batches"):
         adapt(model, x, Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
     adapt(model, x, Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
-    assert same(adapted_state(model), adapted_state(whole))
+    assert same(snapshot(model), snapshot(whole))
 
 
 def header(path: Path) -> dict[str, str]:
@@ -250,11 +266,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_the_model_untouched(tmp_path
         ("images 8 there, 9 here", lambda: adapt(small(), images(9), entropy, 1, checkpoint=path)),
         ("likelihood .*entropy", lambda: adapt(small(), images(8), Information(), 1, checkpoint=path)),
     ]
-    state = adapted_state(other)
+    state = snapshot(other)
     for match, call in calls:
         with pytest.raises(undrift.PerturbationMismatch, match=rf"checkpoint of another run \(.*{match}"):
             call()
-    assert same(adapted_state(other), state)
+    assert same(snapshot(other), state)
 
 
 def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
@@ -270,24 +286,16 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
         adapt(small(), images(8), entropy, 1, checkpoint=tmp_path)
 
 
-def test_a_full_disk_keeps_the_last_checkpoint_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, model, writes = tmp_path / "run", small(), []
-    sync = os.fsync
-
-    def full(handle: int) -> None:
-        writes.append(handle)
-        if len(writes) >= 5:  # a file and its folder each time: the third checkpoint
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(handle)
-
-    monkeypatch.setattr(atomic.os, "fsync", full)
-    with pytest.raises(undrift.DataError, match="disk is full"):
-        adapt(model, images(8), entropy, 4, checkpoint=path)
+def test_a_full_disk_keeps_the_last_checkpoint_and_the_model(tmp_path: Path) -> None:
+    path, model = tmp_path / "run", small()
+    disk = ExitStack()
+    filling = fused(Information, 2, lambda: disk.enter_context(full_disk()))  # in the second epoch
+    with disk, pytest.raises(undrift.DataError, match="disk is full"):
+        adapt(model, images(8), filling, 4, checkpoint=path)
     assert json.loads(header(path)["values"])["epoch"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
     assert torch.isfinite(model(images(8))).all()
-    monkeypatch.undo()
-    assert len(adapt(model, images(8), entropy, 4, checkpoint=path).epochs) == 4
+    assert len(adapt(model, images(8), Information(), 4, checkpoint=path).epochs) == 4
 
 
 def test_the_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
@@ -299,45 +307,40 @@ def test_the_checkpoint_of_other_images_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["at a survey", "after the last batch"])
-def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_stopped_at_the_end_of_an_epoch_goes_on_with_the_same_order(where: str, tmp_path: Path) -> None:
     """A shuffling sampler draws once more when it is asked for a batch too many, and only then."""
     path = tmp_path / "run"
 
-    def run(model: undrift.Perturbed, **given: Any) -> History:
+    def run(model: undrift.Perturbed, likelihood: Any = None, **given: Any) -> History:
         torch.manual_seed(5)
-        return adapt(model, Labelled(images(24)), Information(), 3, batch_size=6, keep="best", **given)
+        asked = likelihood or Information()
+        return adapt(model, Labelled(images(24)), asked, 3, batch_size=6, keep="best", **given)
 
     whole, model = small(), small()
     expected = run(whole)
-    target, name = {"at a survey": (surveys, "survey"), "after the last batch": (epochs.Run, "_end_epoch")}[where]
-    inner, calls = getattr(target, name), []
+    likelihood = fused(Information, None, kill)
 
-    def stopped(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            # Without a word on the way out, the file is the one that was written with the last batch.
-            raise KeyboardInterrupt if where == "at a survey" else Killed
-        return inner(*args)
+    def stop() -> None:
+        # Without a word on the way out, the file is the one that was written with the last batch.
+        raise KeyboardInterrupt if where == "at a survey" else Killed
 
-    monkeypatch.setattr(target, name, stopped)
-    with pytest.raises((KeyboardInterrupt, Killed)):
-        run(model, checkpoint=path, checkpoint_steps=1)
-    monkeypatch.undo()
+    with called_in_a_survey(model, lambda: likelihood.calls, stop), pytest.raises((KeyboardInterrupt, Killed)):
+        run(model, likelihood, checkpoint=path, checkpoint_steps=1)
     assert json.loads(header(path)["values"])["done"] == 4
     assert json.loads(header(path)["values"])["over"] == (where == "at a survey")
     resumed = small()
     assert run(resumed, checkpoint=path, checkpoint_steps=1) == expected
-    assert same(adapted_state(resumed), adapted_state(whole))
+    assert same(snapshot(resumed), snapshot(whole))
 
 
-def test_older_checkpoints_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_checkpoints_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    monkeypatch.setattr(resume, "_LATER", ())
     with pytest.raises(Killed):
         adapt(small(), images(24), fused(Information, 7, kill), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
-    monkeypatch.undo()
-    assert "idle_steps" not in json.loads(header(path)["values"])
+    now, tensors = header(path), load_file(path)
+    values = json.loads(now["values"])
+    older = {name: value for name, value in values.items() if name not in ("over", "idle_steps", "idle_epoch")}
+    assert len(older) == len(values) - 3
+    save_file(tensors, path, {**now, "values": json.dumps(older)})
     history = adapt(small(), images(24), Information(), 2, batch_size=6, checkpoint=path, checkpoint_steps=1)
     assert (len(history.steps), history.idle_steps) == (8, 0)

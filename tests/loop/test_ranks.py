@@ -25,6 +25,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a low rank": ("undrift-light", {}),
 }
 
+ESTIMATES = ("source", "adapted", "gain")
+
 
 def all_cases(rank: int, folder: str) -> None:
     import warnings
@@ -65,7 +67,11 @@ def test_processes_are_one_process_on_the_joined_data(joint: tuple[int, Path], c
     for side in ("before", "after"):
         told, wanted = ({n: v or 0 for n, v in of["verdict"][side].items()} for of in (each[0], alone))
         assert told == pytest.approx(wanted, rel=1e-5)
+    told, wanted = ([of["verdict"]["helping"][name]["value"] for name in ESTIMATES] for of in (each[0], alone))
+    assert told == pytest.approx(wanted, abs=1e-5)
     assert each[0]["exchanged"] > 0 == alone["exchanged"]
+    # Nothing is done twice, but for batches with fewer sound images than three processes, which each have whole.
+    assert sum(of["images"] for of in each) <= (1 if count == 2 else 1.3) * alone["images"]
 
 
 class Entropy:

@@ -12,7 +12,6 @@ import undrift
 from stream_support import NAN, Stopping, equal, state_of
 from support import convnet, images, learnables, same
 from undrift.likelihood import entropy
-from undrift.loop.balanced import OLDEST, BalancedMemory
 from undrift.predict import predict
 from undrift.stream import stream
 from undrift_bench.demo.setting import DemoSetting, load_world
@@ -42,66 +41,92 @@ def numbered(first: int, count: int) -> Tensor:
     return torch.arange(first, first + count, dtype=torch.float32)[:, None, None, None].expand(-1, 1, 2, 2).clone()
 
 
-def held(memory: BalancedMemory) -> list[int]:
-    assert memory.images is not None
-    return memory.images[:, 0, 0, 0].int().tolist()
+class Telling(nn.Module):
+    """Says of an image the class that is written into its last pixel; of −1 it says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        told = x[:, 0, 1, 1].long()
+        logits = 20.0 * nn.functional.one_hot(told.clamp_min(0), 10) + 0 * self.norm(x.flatten(1)).sum(1, keepdim=True)
+        return torch.where(told[:, None] < 0, NAN, logits)
+
+
+class Told:
+    """A stream of numbered images with chosen classes, and what its memory holds."""
+
+    def __init__(self, room: int) -> None:
+        self.first, self.waiting = 0, []  # type: ignore[var-annotated]
+        model = undrift.perturb(Telling(), **QUIET)
+        self.stream = stream(model, iter(self.waiting.pop, None), gather=room, balanced=True, lr=0.0)
+
+    def then(self, *classes: int) -> tuple[list[int], tuple[int, ...]]:
+        """Return the numbers and classes that are kept once images of these classes have come."""
+        x = numbered(self.first, len(classes))
+        x[:, 0, 1, 1] = torch.tensor(classes)
+        self.first += len(classes)
+        self.waiting.append(x)
+        assert next(self.stream).label.tolist() == list(classes)
+        (memory,) = self.stream.gather.memories.values()  # type: ignore[union-attr]
+        return memory.images[:, 0, 0, 0].int().tolist(), memory.classes
+
+    @property
+    def steps(self) -> int:
+        return self.stream.report.steps
 
 
 def test_the_oldest_of_the_most_frequent_class_makes_room() -> None:
-    def then(images: Tensor, *classes: int) -> tuple[list[int], tuple[int, ...]]:
-        nonlocal memory
-        memory = memory.added(images, torch.tensor(classes))
-        return held(memory), memory.classes
-
-    memory = BalancedMemory(4)
-    assert then(numbered(0, 3), 7, 7, 7) == ([0, 1, 2], (7, 7, 7))
-    assert then(numbered(3, 2), 5, 7) == ([1, 2, 3, 4], (7, 7, 5, 7))  # five for four places: of four 7s the oldest
-    assert then(numbered(5, 1), 6) == ([2, 3, 4, 5], (7, 5, 7, 6))
-    assert then(numbered(6, 1), 5) == ([3, 4, 5, 6], (5, 7, 6, 5))  # two 7s and two 5s: the oldest of them all
+    then = Told(4).then
+    assert then(7, 7, 7) == ([0, 1, 2], (7, 7, 7))
+    assert then(5, 7) == ([1, 2, 3, 4], (7, 7, 5, 7))  # five for four places: of four 7s the oldest
+    assert then(6) == ([2, 3, 4, 5], (7, 5, 7, 6))
+    assert then(5) == ([3, 4, 5, 6], (5, 7, 6, 5))  # two 7s and two 5s: the oldest of them all
     # A run pushes itself out first: one of each class is left.
-    assert then(numbered(7, 20), *[9] * 20) == ([4, 5, 6, 26], (7, 6, 5, 9))
-    assert (memory.count, memory.new) == (27, 27)
+    assert then(*[9] * 20) == ([4, 5, 6, 26], (7, 6, 5, 9))
     # What has no answer is nothing to learn from.
-    assert then(numbered(27, 2), -1, 8) == ([5, 6, 26, 28], (6, 5, 9, 8))
-    assert memory.added(numbered(29, 2), torch.tensor([-1, -1])) is memory
+    assert then(-1, 8) == ([5, 6, 26, 28], (6, 5, 9, 8))
+    assert then(-1, -1) == ([5, 6, 26, 28], (6, 5, 9, 8))
 
 
 def test_what_is_too_old_goes_however_rare_its_class() -> None:
-    memory = BalancedMemory(2).added(numbered(0, 2), torch.tensor([3, 4]))
-    for number in range(2, 2 * OLDEST, 2):
-        memory = memory.added(numbered(number, 2), torch.tensor([4, 4]))
-        assert memory.classes == (3, 4)
-    memory = memory.added(numbered(2 * OLDEST, 2), torch.tensor([4, 4]))
-    assert (held(memory), memory.classes) == ([2 * OLDEST, 2 * OLDEST + 1], (4, 4))
+    then, oldest = Told(2).then, 16  # times the room
+    then(3, 4)
+    for _ in range(1, oldest):
+        assert then(4, 4)[1] == (3, 4)
+    assert then(4, 4) == ([2 * oldest, 2 * oldest + 1], (4, 4))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_memory_holds_the_newest_of_each_class_and_no_more_than_its_room(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    memory, told, room = BalancedMemory(20), {}, 20
+    going, told, room = Told(20), {}, 20
     for first in range(0, 200, 8):
         classes = torch.randint(first // 50, first // 50 + 3, (8,), generator=generator)
         told |= dict(zip(range(first, first + 8), classes.tolist(), strict=True))
-        memory = memory.added(numbered(first, 8), classes)
-        assert tuple(told[n] for n in held(memory)) == memory.classes  # the images that the list says
-        assert held(memory) == sorted(held(memory)) == list(memory.came)
-        assert len(memory.classes) == min(room, first + 8)
+        held, kept_classes = going.then(*classes.tolist())
+        assert tuple(told[n] for n in held) == kept_classes  # the images that the list says
+        assert held == sorted(held)
+        assert len(held) == min(room, first + 8)
         # No class has two more than another of which an image had to go.
-        counts = {its: memory.classes.count(its) for its in set(told.values())}
-        gone = {told[n] for n in range(max(0, first - 8), first + 8) if n not in memory.came}
+        counts = {its: kept_classes.count(its) for its in set(told.values())}
+        gone = {told[n] for n in range(max(0, first - 8), first + 8) if n not in held}
         assert all(counts[its] >= max(counts.values()) - 1 for its in gone)
-    for its in set(memory.classes):  # the newest of each class
+    for its in set(kept_classes):  # the newest of each class
         all_of = [number for number, known in told.items() if known == its]
-        kept = [number for number in held(memory) if told[number] == its]
+        kept = [number for number in held if told[number] == its]
         assert kept == all_of[-len(kept) :]
 
 
 def test_no_step_is_made_while_one_class_has_more_than_half() -> None:
-    memory = BalancedMemory(4).added(numbered(0, 6), torch.tensor([1] * 6))
-    assert memory.due(0)
-    assert not memory.ready
-    assert not memory.added(numbered(6, 1), torch.tensor([2])).ready  # three and one
-    assert memory.added(numbered(6, 2), torch.tensor([2, 3])).ready  # two, one and one
+    told = Told(4)
+    told.then(*[1] * 6)
+    assert told.steps == 0
+    told.then(2)
+    assert told.steps == 0  # three and one
+    told.then(3)
+    assert told.steps == 1  # two, one and one
     model = model_of(**QUIET)
     with torch.no_grad():
         model.net[8].bias[2] += 1e3  # says 2, whatever it sees

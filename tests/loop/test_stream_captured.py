@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import undrift
 from captured_support import RUNS, Taped, asking, batches, going, loaded, network, off, reset, state, taped, the_same
-from undrift._types import Keeper
+from undrift import Stream
+from undrift.keep import Keeper
 from undrift.likelihood import Information, ReliableEntropy, entropy
-from undrift.loop.streaming import Stream
 from undrift.stream import stream
 
 

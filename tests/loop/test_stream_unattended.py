@@ -1,6 +1,5 @@
 """A stream that is left alone: it decides what to learn together, watches over itself, and says so."""
 
-import copy
 import io
 from collections.abc import Callable
 
@@ -10,12 +9,11 @@ from torch import Tensor, nn
 
 import undrift
 from stream_support import equal
-from support import convnet, images
+from support import convnet, images, same, snapshot
+from undrift import Stream
+from undrift._types import Doubt
 from undrift.likelihood import Teacher
-from undrift.loop.guard import REST
-from undrift.loop.pacing import ENOUGH, Pacing
-from undrift.loop.stream_report import StreamEvent, StreamReport
-from undrift.stream import Stream, stream
+from undrift.stream import stream
 
 
 def seed() -> torch.Generator:
@@ -85,7 +83,7 @@ def test_few_images_are_answered_at_once_and_learned_together(size: int) -> None
     answers = torch.cat([p.label for p in going])
     assert float((answers == labels).float().mean()) > 0.95
     assert kinds(going) == ["gather on"]
-    assert going.report.steps == 144 // (-(-ENOUGH // size) * size)
+    assert going.report.steps == 144 // (-(-64 // size) * size)
 
 
 def test_a_run_of_one_class_is_answered_by_the_statistics_kept_and_learned_from_a_memory() -> None:
@@ -149,23 +147,31 @@ def test_a_domain_whose_mirror_images_are_of_other_classes_is_no_run() -> None:
 
 
 def test_the_decisions_of_pacing_by_hand() -> None:
-    report = StreamReport()
-    pacing = Pacing(report)
-    assert pacing.sample(0.05, 0.01, 0.0)  # too little to matter
-    assert pacing.sample(0.3, 0.1, 0.11)  # too unsure
-    assert pacing.sample(0.4, 0.3, 0.01)  # a hard domain
-    assert not pacing.sample(0.3, 0.1, 0.05)
-    assert not pacing.sample(0.3, 0.1, 0.05)
-    assert [event.kind for event in report.events] == ["balanced on"]
-    assert all(pacing.sample(0.0, 0.0, 0.1) for _ in range(10))
-    assert [event.kind for event in report.events] == ["balanced on", "balanced off"]
-    assert pacing.whole(torch.zeros(ENOUGH, 1))
-    assert not pacing.whole(torch.zeros(1, 1))
-    assert len(report.events) == 2  # a single small batch may end a folder
-    assert not pacing.whole(torch.zeros(1, 1))
-    assert report.events[-1] == StreamEvent(
-        0, "gather on", "batches of 1 are few for a step; one is made every 64 images"
+    sure, runs = Doubt(0.0, 0.0, 0.0, 0.0), Doubt(0.4, 2.0, 2.2, 1.0)
+    script = [runs._replace(views=0.05), runs._replace(away=0.2)]  # views agree; a hard domain
+    script += [runs._replace(kept=2.1), runs._replace(counted=0.0, kept=0.0)]  # many classes; one, whatever is done
+    script += [runs, runs, *[sure] * 12]
+    said: list[Doubt] = []
+
+    class Scripted(Teacher):
+        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
+            super().doubt(model, images)
+            said.append(script[len(said)])
+            return said[-1]
+
+    sizes = [*[66] * 16, 66, 1, 1]
+    going = stream(
+        undrift.perturb(trained(), undrift.methods.get("undrift-light", "stream").options),
+        [mixed(size, number)[0] for number, size in enumerate(sizes)],
+        Scripted(prior_images=16, seed=0),
     )
+    seen = [kinds(going) for _ in going]
+    assert seen[:4] == [[]] * 4
+    assert seen[4:15] == [["balanced on"]] * 11
+    assert seen[15:18] == [["balanced on", "balanced off"]] * 3  # a single small batch may end a folder
+    assert len(said) == 17 + 1  # and once of the memory, which two runs have filled
+    last = going.report.events[-1]
+    assert str(last) == "gather on at image 1,123: batches of 1 are few for a step; one is made every 64 images"
 
 
 def test_a_new_domain_is_noted() -> None:
@@ -269,7 +275,7 @@ def test_the_guard_goes_back_when_the_network_collapses_and_at_last_lets_the_sou
     assert "source answers" in kinds(going)
     assert going.report.resets > 0
     told = next(event for event in going.report.events if event.kind == "source answers")
-    assert f"{REST:,} images" in told.why
+    assert "1,000 images" in told.why
     assert "collapsed" in told.why
     resting = answers[told.images // 66 + 1]
     assert float((resting.label == labels).float().mean()) > 0.95
@@ -287,16 +293,13 @@ def test_the_guard_goes_back_to_the_last_sound_state_first() -> None:
     going = stream(model, [x] * 60, loss, lr=0.5, guard=True)
     for _ in range(14):
         next(going)
-    assert going.guard is not None
-    good = copy.deepcopy(going.guard._good)
-    assert good is not None
+    good = snapshot(model)  # nothing has pulled at it
     ruined = True
     while "went back" not in kinds(going):
         next(going)
     assert going.report.events[-1].why.startswith("to the last sound state; ")
-    for name, tensor in good["model"].items():
-        if not name.startswith("key."):
-            assert torch.equal(undrift.Perturbed.state_dict(model)[name], tensor)
+    now = snapshot(model)
+    assert same(*({name: t for name, t in state.items() if not name.startswith("key.")} for state in (good, now)))
 
 
 def test_the_guard_never_acts_on_a_healthy_stream_and_changes_no_answer_of_it() -> None:

@@ -1,16 +1,15 @@
 """The loops ask the device for as few numbers as their decisions need: each is a wait, on a GPU."""
 
+from itertools import pairwise
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import undrift
 from adapt_support import small
 from support import convnet, images
-from undrift.answer.prediction import Prediction, histogram
-from undrift.judge.verdict import survey
 from undrift.likelihood import Information
-from undrift.loop import epochs
 from waiting_support import reads
 
 
@@ -88,42 +87,48 @@ def test_a_batch_of_predict(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_of_adapt(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    step = epochs.Run._step
+    before_each: list[int] = []
 
-    def counted(*args: object) -> bool:
-        with reads(monkeypatch) as seen:
-            left = step(*args)  # type: ignore[arg-type]
-        counts.append(seen.total)
-        return left
+    def loss(logits: Tensor) -> Tensor:
+        before_each.append(seen.total)
+        return Information()(logits)
 
-    monkeypatch.setattr(epochs.Run, "_step", counted)
-    undrift.adapt(small(), images(24), Information(), epochs=1, batch_size=6, progress=False)
-    assert counts == [2, 2, 2, 2, 0]  # are the images finite, and are all numbers of the step; then the end
+    with reads(monkeypatch) as seen:
+        undrift.adapt(small(), images(24), loss, epochs=1, batch_size=6, progress=False)
+    # Are all numbers of the step finite, and the images of the next one?
+    assert [after - before for before, after in pairwise(before_each)] == [2, 2, 2]
 
 
 def test_a_survey_takes_many_batches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(count: int) -> int:
-        parts = [(torch.arange(6) + 6 * i, torch.randn(6, 5)) for i in range(count)]
         with reads(monkeypatch) as seen:
-            survey(lambda logits: logits, parts)
-        return seen.total
+            undrift.adapt(small(), batches(count), epochs=1, progress=False)
+        return sum(number for what, number in seen.found.items() if "verdict.py" in what)
 
-    assert asked(2) == asked(20)
-    monkeypatch.setattr("undrift.judge.verdict._AT_ONCE", 1)
-    assert asked(20) > asked(2)
+    assert 0 < asked(2) == asked(20)
+
+
+class Silent(nn.Module):
+    """Says nothing of an image whose first value is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.scale * x[:, 0, :2, 0]
+        return torch.where(x[:, :1, 0, 0] > 0, logits, torch.nan)
 
 
 def test_an_answer_is_made_without_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    probs = torch.tensor([[0.9, 0.1], [torch.nan, 0.5], [0.2, 0.8]])
-    sound = torch.tensor([True, False, True, False, True])
+    x = images(5) + 0.1
+    x[1], x[3] = torch.nan, torch.nan
+    x[2, :, 0, 0] = 0
+    going = undrift.stream(Silent(), [x], method="source")
     with reads(monkeypatch) as seen:
-        found = Prediction.of(probs, torch.tensor([0.1, 0.1, 0.1]), sound)
-        counts = histogram(found.label, 2)
-    assert seen.total == 0, seen.found
-    assert found.label.tolist() == [0, -1, -1, -1, 1]
+        found = next(going)
+    assert not [what for what in seen.found if "prediction.py" in what]  # which images are sound is known by then
+    assert [label < 0 for label in found.label.tolist()] == [False, True, True, True, False]
     torch.testing.assert_close(found.probs[1:4], torch.full((3, 2), 0.5))
-    torch.testing.assert_close(found.probs[[0, 4]], probs[[0, 2]])
-    assert found.mutual_info[1:4].tolist() == [0, 0, 0]
-    assert (found.mutual_info[[0, 4]] > 0).all()
-    assert counts.tolist() == [1, 1]
+    torch.testing.assert_close(found.probs[[0, 4]], x[[0, 4], 0, :2, 0].softmax(1))
+    assert found.mutual_info.tolist() == [0] * 5

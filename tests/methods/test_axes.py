@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 import undrift
 from axes_support import batches, network, same, state
-from support import images
+from support import images, learnables, sources
 from undrift import methods
-from undrift._types import named_learnables, named_sources
-from undrift.recipes.perturb_plain import perturb_plain
 
 # What a method cannot do without; what it had better have from source training it warns about, and runs.
 NEEDED: dict[str, dict[str, Any]] = {"eata": {"source": images(16)}, "gsfda": {"features": "5"}}
@@ -162,13 +160,13 @@ def test_off_is_the_source_while_weights_are_trained() -> None:
     wanted = net(images(8))
     model = undrift.perturb(net, train="*", layers=())
     with torch.no_grad():
-        for parameter in named_learnables(model).values():
+        for parameter in learnables(model).values():
             parameter += 1
     assert not torch.equal(model(images(8)), wanted)
     with model.off():
         assert torch.equal(net(images(8)), wanted)
-    assert named_sources(model).keys() == named_learnables(model).keys()
-    assert all(not torch.equal(p, named_sources(model)[n]) for n, p in named_learnables(model).items())
+    assert sources(model).keys() == learnables(model).keys()
+    assert all(not torch.equal(p, sources(model)[n]) for n, p in learnables(model).items())
 
 
 class GroupNormed(nn.Module):
@@ -225,11 +223,10 @@ def test_a_method_that_can_change_nothing_says_so(norm: nn.Module, method: str, 
     ],
 )
 def test_the_classifier_is_found_by_name_or_guessed_aloud(net: nn.Module, name: str | None, sure: bool) -> None:
-    options = undrift.Options(layers=(), train="*", frozen="@classifier")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = perturb_plain(net, options)
-    assert model.options.frozen == (() if name is None else (name,))
+        going = undrift.stream(net, [], method="tent-ft", frozen="@classifier")
+    assert going.model.options.frozen == (() if name is None else (name,))
     assert [repr(name) in str(w.message) or name is None for w in caught] == ([] if sure else [True])
     assert all("frozen=…" in str(w.message) for w in caught)
-    model.remove()
+    going.remove()

@@ -5,9 +5,9 @@ from torch import Tensor, nn
 
 import undrift
 from axes_support import batches, network
-from support import images
-from undrift._types import Keeper, Step, named_learnables
-from undrift.loop.optimise import make_optimiser
+from support import images, learnables
+from undrift import Step
+from undrift.keep import Keeper
 
 
 def test_a_likelihood_that_asks_nothing_makes_no_step() -> None:
@@ -36,11 +36,11 @@ class Recorder(Keeper):
 
     def penalty(self, model: undrift.Perturbed) -> Tensor:
         self.calls.append("penalty")
-        return sum(p.square().sum() for p in named_learnables(model).values())  # type: ignore[return-value]
+        return sum(p.square().sum() for p in learnables(model).values())  # type: ignore[return-value]
 
     def gradients(self, model: undrift.Perturbed) -> None:
         self.calls.append("gradients")
-        for p in named_learnables(model).values():
+        for p in learnables(model).values():
             p.grad = None
 
     def after(self, model: undrift.Perturbed, loss: float) -> str | None:
@@ -109,9 +109,3 @@ def test_images_one_by_one_and_several_steps() -> None:
     (answer,) = undrift.stream(model, batches(1), asked)
     assert sizes == [3, 3, 3, 3, 2, 2]
     assert len(answer) == 8
-
-
-def test_the_optimiser_names_its_groups() -> None:
-    model = undrift.perturb(network(), train="5", fast="5")
-    groups = {g["name"]: len(g["params"]) for g in make_optimiser(model, "sgd", 0.1).param_groups}
-    assert groups == {"affine": 2, "log_var": 2, "log_var, fast": 1, "weights, fast": 2}

@@ -6,11 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from online_support import batches, close, entropies, network, trained, twin
+from online_support import batches, close, corrected_prior, entropies, network, trained, twin
 from support import convnet, images, learnables, sources
 from undrift import Step, methods
 from undrift.likelihood import Augment, Roid
-from undrift.likelihood.roid import corrected_prior, likelihood_ratios, weigh
 
 
 def corrected(logits: Tensor) -> Tensor:
@@ -21,9 +20,25 @@ def corrected(logits: Tensor) -> Tensor:
     return scaled
 
 
+def weights_of(logits: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight of each image, and whether it is kept."""
+    p = logits.softmax(1)
+    d = 1 - F.cosine_similarity(p, mean[None])
+    c = -entropies(logits)
+    d, c = ((v - v.min()) / (v.max() - v.min()).clamp_min(1e-30) for v in (d, c))
+    return (3 * d * c).exp(), d >= d.mean()
+
+
+def anywhere() -> Step:
+    """Return a step that is not looked at: without consistency the logits are enough."""
+    model = undrift.perturb(convnet())
+    return Step(model, images(1), model)
+
+
 def test_weights_by_hand() -> None:
     probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])
-    weights, kept = weigh(probs.log(), torch.tensor([0.7, 0.3]), 3.0)
+    roid = Roid(0.0, batch=1)
+    roid.mean = torch.tensor([0.7, 0.3])
     cos = [
         (0.63 + 0.03) / (0.58**0.5 * 0.82**0.5),
         (0.14 + 0.24) / (0.58**0.5 * 0.68**0.5),
@@ -33,40 +48,38 @@ def test_weights_by_hand() -> None:
     d = (d - d.min()) / (d.max() - d.min())
     c = (probs * probs.log()).sum(1)
     c = (c - c.min()) / (c.max() - c.min())
+    weights, kept = weights_of(probs.log(), roid.mean)
     torch.testing.assert_close(weights, (3 * d * c).exp())
     assert kept.tolist() == [False, True, False]
+    ratios = -(probs * (probs / (1 - probs) + 1e-5).log()).sum(1)
+    torch.testing.assert_close(roid(probs.log(), anywhere()), weights[1] * ratios[1])
     # All alike: nothing to tell them apart by, and no 0 / 0.
-    weights, kept = weigh(probs[[0, 0]].log(), torch.tensor([0.5, 0.5]), 3.0)
-    assert torch.equal(weights, torch.ones(2))
-    assert kept.all()
+    torch.testing.assert_close(roid(probs[[0, 0]].log(), anywhere()), 2 * ratios[0])
 
 
 def test_the_ratio_and_the_prior_by_hand() -> None:
     p = torch.tensor([[0.7, 0.3], [0.999, 0.001]], dtype=torch.float64)
     first = -(0.7 * torch.tensor(0.7 / 0.3 + 1e-5).log() + 0.3 * torch.tensor(0.3 / 0.7 + 1e-5).log())
     second = -(0.99 * torch.tensor(99 + 1e-5).log() + 0.001 * torch.tensor(0.001 / 0.999 + 1e-5).log())
-    torch.testing.assert_close(likelihood_ratios(p.log()), torch.stack([first, second]).double(), atol=1e-6, rtol=1e-6)
+    for one, ratio in zip(p.split(1), (first, second), strict=True):  # one image has a weight of 1
+        torch.testing.assert_close(Roid(0.0)(one.log(), anywhere()), ratio.double(), atol=1e-6, rtol=1e-6)
     mean = p.mean(0)
     smooth = 0.5 / mean.max()  # max(1/2 images, 1/2 classes)
-    torch.testing.assert_close(corrected_prior(p.log()), (mean + smooth) / (1 + 2 * smooth))
+    authors = Roid(correct_prior="authors")
+    torch.testing.assert_close(authors.answer(p.log()), p.log() * (mean + smooth) / (1 + 2 * smooth))
     smooth = 1 / p[0].max()  # one image of two classes
-    torch.testing.assert_close(corrected_prior(p[:1].log()), (p[0] + smooth) / (1 + 2 * smooth))
+    torch.testing.assert_close(authors.answer(p[:1].log()), p[:1].log() * (p[0] + smooth) / (1 + 2 * smooth))
 
 
 def loss_of(logits: Tensor, x: Tensor, mean: Tensor, view: nn.Module, augment: Augment) -> tuple[Tensor, Tensor]:
     """Return ROID's loss, and the running mean after it."""
-    p = logits.detach().softmax(1)
-    d = 1 - F.cosine_similarity(p, mean[None])
-    d = (d - d.min()) / (d.max() - d.min())
-    c = -entropies(logits.detach())
-    c = (c - c.min()) / (c.max() - c.min())
-    kept = d >= d.mean()
-    w = (3 * d * c).exp()[kept]
+    w, kept = weights_of(logits.detach(), mean)
+    w = w[kept]
     q = logits.softmax(1).clamp(max=0.99)
     ratio = -(q * (q / (1 - q) + 1e-5).log()).sum(1)[kept]
     z, other = logits[kept], view(augment(x[kept]))
     both = -0.5 * (z.softmax(1) * other.log_softmax(1) + other.softmax(1) * z.log_softmax(1)).sum(1)
-    return ((w * ratio).sum() + (w * both).sum()) / len(x), 0.9 * mean + 0.1 * p.mean(0)
+    return ((w * ratio).sum() + (w * both).sum()) / len(x), 0.9 * mean + 0.1 * logits.detach().softmax(1).mean(0)
 
 
 def test_roid_is_three_steps_by_hand() -> None:
@@ -124,7 +137,7 @@ def test_settings_of_the_loss() -> None:
     torch.testing.assert_close(loss(consistency=2.0) - alone, 2 * (loss() - alone))
     torch.testing.assert_close(loss(batch=24), loss() / 2)
     # Without augmentation and noise the other view is the image itself.
-    weights, kept = weigh(logits.detach(), torch.full((5,), 0.2).double(), 3.0)
+    weights, kept = weights_of(logits.detach(), torch.full((5,), 0.2).double())
     with model.mean():
         same = model(x[kept]).detach()
     z = logits.detach()[kept]
@@ -250,6 +263,6 @@ def test_one_image_alone_and_kept_statistics_keep_their_consistency_term() -> No
     for statistics, x in (("batch", pair[:1]), ("source", pair[[1 - lone] * 15 + [lone]])):
         model = undrift.perturb(network(), layers=(), norm_statistics=statistics)
         logits = model(x)
-        kept = weigh(logits.detach(), torch.full((5,), 0.2).double(), 3.0)[1]
+        kept = weights_of(logits.detach(), torch.full((5,), 0.2).double())[1]
         assert int(kept.sum()) == 1
         assert Roid(seed=0)(logits, step_on(model, x)) != Roid(0.0)(logits, step_on(model, x))

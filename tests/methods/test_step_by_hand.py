@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 import undrift
 from online_support import batches, close, entropies, network, trained, twin
-from support import images, same
-from undrift.loop.streaming import Stream
-from undrift.posterior.state import snapshot
+from support import images, same, snapshot
+from undrift import Stream
 
 NOISY = ("0", "3", "7")  # the layers of `smooth` that have weights
 

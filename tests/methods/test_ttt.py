@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,24 +11,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from prepared_support import SHARED, UNTRAINED, Fixed, Small, small, trained_head
+from prepared_support import SHARED, UNTRAINED, Fixed, Small, crops, rotated, small, trained_head
 from support import images, same, snapshot
 from undrift import Step, methods
 from undrift.likelihood import Rotation
-from undrift.likelihood.rotation import crops, rotated
 
 
 def test_views_are_turned_and_cut_as_said() -> None:
     image = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
-    turned = rotated(image.repeat(4, 1, 1, 1), torch.arange(4))[:, 0].flatten(1)
-    assert turned.tolist() == [[1, 2, 3, 4], [2, 4, 1, 3], [4, 3, 2, 1], [3, 1, 4, 2]]
-    generator = torch.Generator().manual_seed(0)
-    assert torch.equal(crops(image, 0, False, torch.zeros(1, 1, 1, 1), generator), image)
-    cut = crops(image.repeat(200, 1, 1, 1), 1, True, torch.full((1, 1, 1, 1), -1.0), generator)
-    padded = F.pad(image, (1,) * 4, value=-1.0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    model = undrift.perturb(net, layers=())
+
+    def views(**settings: Any) -> set[tuple[float, ...]]:
+        seen: list[Tensor] = []
+        hook = net[0].register_forward_hook(lambda _layer, _args, output: seen.append(output))
+        asked = Rotation(split="0", head=Fixed(0.0, 0, 0, 0), views=800, seed=0, **settings)
+        with asked.watch(model):
+            asked(torch.zeros(1, 2), Step(model, image, model))
+        hook.remove()
+        return {tuple(view.tolist()) for view in seen[-1]}
+
+    turns = {(1, 2, 3, 4), (2, 4, 1, 3), (4, 3, 2, 1), (3, 1, 4, 2)}
+    assert views(pad=0, flip=False) == turns
+    padded = F.pad(image, (1,) * 4)
     windows = {tuple(padded[0, 0, y : y + 2, x : x + 2].flatten().tolist()) for y in range(3) for x in range(3)}
-    mirrored = {(b, a, d, c) for a, b, c, d in windows}
-    assert {tuple(view.flatten().tolist()) for view in cut} == windows | mirrored
+    windows |= {(b, a, d, c) for a, b, c, d in windows}
+    assert views(pad=1) == {tuple(w[i - 1] for i in turn) for w in windows for turn in turns}
+    # And by the generator's draws, as the steps below have them.
+    generator = torch.Generator().manual_seed(0)
+    by_hand = rotated(crops(image.repeat(800, 1, 1, 1), 1, generator), torch.randint(4, (800,), generator=generator))
+    assert views(pad=1) == {tuple(view.flatten().tolist()) for view in by_hand}
 
 
 def test_the_loss_by_hand() -> None:
@@ -38,7 +51,7 @@ def test_the_loss_by_hand() -> None:
         with asked.watch(model):
             loss = asked(torch.zeros(1, 5), step)
         generator = torch.Generator().manual_seed(0)
-        crops(images(1).repeat(16, 1, 1, 1), 4, True, torch.zeros(1, 3, 1, 1), generator)
+        crops(images(1).repeat(16, 1, 1, 1), 4, generator)
         turns = torch.randint(4, (16,), generator=generator)
         upright = int((turns == 0).sum())
         assert 0 < upright < 16
@@ -72,7 +85,7 @@ def by_hand(net: Small, head: nn.Module, image: Tensor, steps: int, generator: t
     """Make TTT's steps on one image in place, and return the answer to the image as it is."""
     parameters = [p for name in SHARED for p in getattr(net, name).parameters()] + list(head.parameters())
     for _ in range(steps):
-        views = crops(image.repeat(8, 1, 1, 1), 4, True, torch.zeros(1, 3, 1, 1), generator)
+        views = crops(image.repeat(8, 1, 1, 1), 4, generator)
         turns = torch.randint(4, (8,), generator=generator)
         loss = F.cross_entropy(head(net.shared(rotated(views, turns))), turns)
         gradients = torch.autograd.grad(loss, parameters)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import undrift
 import undrift_bench.train
-from prepared_support import UNTRAINED, Fixed, Small, small
+from prepared_support import UNTRAINED, Fixed, Small, head_of, small
 from support import images
 from undrift.images import TensorDomain
-from undrift.likelihood.second_head import After, find_split, rotation_head
+from undrift.likelihood import Rotation
 from undrift_bench import zoo
 from undrift_bench.train import TrainOptions, train_rotation
 from undrift_bench.train.rotation import WithRotation
@@ -26,28 +26,34 @@ from undrift_bench.train.schedule import factor
 def test_what_comes_after_the_split_is_the_networks_own() -> None:
     net = small()
     x = images()
-    assert torch.equal(After(net, "layer2")(net.shared(x)), net(x))
-    assert {n.split(".")[1] for n, _ in After(net, "layer2").named_parameters()} == {"norm2", "fc"}
+    head: Any = head_of(net, "layer2")
+    assert {n.split(".")[1] for n, _ in head.named_parameters()} == {"norm2", "fc"}
+    head.rest.fc = net.fc
+    assert torch.equal(head(net.shared(x)), net(x))
     nested = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), nn.Flatten(), nn.Linear(144, 3))
-    assert torch.equal(After(nested, "0.0")(nested[0][0](x)), nested(x))
-    assert find_split(nested, None) == "0"
-    with pytest.raises(
-        undrift.OptionError, match=r"split='layer3' names no submodule \(did you mean 'layer2'.*Name one"
+    head = head_of(nested, "0.0")
+    head.rest[2] = nested[2]
+    assert torch.equal(head(nested[0][0](x)), nested(x))
+    assert head_of(nested).split == "0"
+    model = undrift.perturb(net, layers=())
+    for split, says in (
+        ("layer3", r"split='layer3' names no submodule \(did you mean 'layer2'.*Name one"),
+        ("fc", "leaves no linear layer"),
     ):
-        find_split(net, "layer3")
-    with pytest.raises(undrift.OptionError, match="leaves no linear layer"):
-        rotation_head(net, "fc")
+        with pytest.raises(undrift.OptionError, match=says), Rotation(split).watch(model):
+            pass
 
 
 def test_ttts_network_shares_two_stages_of_three() -> None:
     net = zoo.resnet26_gn()
     assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in net.modules()) == 26
     assert {m.num_groups for m in net.modules() if isinstance(m, nn.GroupNorm)} == {8}
-    head = rotation_head(net)
+    head: Any = head_of(net)
     assert {name.split(".")[1] for name, _ in head.named_parameters()} == {"layer3", "norm", "fc"}
     assert head(torch.rand(2, 32, 16, 16)).shape == (2, 4)
     x = torch.rand(2, 3, 32, 32)
-    assert torch.equal(After(net, "layer2")(net.layer2(net.layer1(net.conv1(x)))), net(x))
+    head.rest.fc = net.fc
+    assert torch.equal(head(net.layer2(net.layer1(net.conv1(x)))), net(x))
 
 
 def test_source_training_with_the_rotation_loss(tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def test_ttt_looks_through_torch_compile(part: str) -> None:
             other = torch.compile(other, backend="eager")
         else:
             other.stem = torch.compile(other.stem, backend="eager")
-        assert find_split(other, None) == find_split(net(), None) == "middle"
+        assert head_of(other).split == head_of(net()).split == "middle"
         assert torch.equal(after_ttt(other, split=split), after_ttt(net(), split=split))
         torch._dynamo.reset()
 
@@ -149,8 +155,9 @@ def test_what_cannot_run_behind_the_split_by_itself_is_said() -> None:
         undrift.OptionError, match=r"'layer2' cannot be run by itself \(RuntimeError.*nn\.Module.*head="
     ):
         after_ttt(Normalising().eval())
+    head = head_of(Tokens(), "layer2")
     with pytest.raises(undrift.OptionError, match=r"cannot be run by itself \(IndexError.*needed: .*shape \(2, 8\)"):
-        After(Tokens(), "layer2")(torch.rand(2, 8))
+        head(torch.rand(2, 8))
     net = Normalising().eval()
     head = nn.Sequential(nn.Flatten(), nn.Linear(8 * 16, 4))
     list(undrift.stream(net, [images(2)], method="ttt", head=head, views=2))  # a head of one's own will do

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from file_support import saved_file
+from file_support import packed, saved_file
 from support import convnet, same, snapshot
 from undrift import inspect, load, save
 from undrift.images import IMAGENET, Preprocess
-from undrift.packs.packing import pack
 
 
 def traces(net: nn.Module) -> list[object]:
@@ -45,8 +44,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor], dict[str, str]], ob
     header = json.loads(content[8 : 8 + length])["__metadata__"]
     tensors = safetensors.torch.load(content)
     change(tensors, header)
-    header.pop("checksum")
-    path.write_bytes(pack(tensors, header))
+    path.write_bytes(packed(tensors, header))
 
 
 def test_another_network_is_refused_by_name(saved: tuple[nn.Module, Path]) -> None:
@@ -98,9 +96,9 @@ def test_a_path_that_is_none_gets_three_facts(path: object) -> None:
         (lambda t, _: t.update({"1.bias": torch.ones(0)}), undrift.DataError, "empty"),
         (lambda t, _: t.update(num_batches_tracked=torch.ones(1)), undrift.DataError, "int64"),
         (
-            lambda _, h: h.update(undrift_format="3", undrift="9.1"),
+            lambda _, h: h.update(undrift_format="4", undrift="9.1"),
             undrift.DataError,
-            r"format 3.*9\.1.*Update undrift",
+            r"format 4.*9\.1.*Update undrift",
         ),
         (lambda _, h: h.pop("undrift_format"), undrift.DataError, r"no domain file.*undrift\.save"),
         (lambda _, h: h.pop("options"), undrift.DataError, "no 'options'"),

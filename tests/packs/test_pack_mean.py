@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import undrift
+from file_support import packed
 from support import same, snapshot
-from undrift.packs.packing import pack
 from undrift_bench import zoo
 
-SCHEMES = ("exact", "signs", "ternary", "2-bit", "3-bit", "4-bit", "rank-8", "rank-64")
+SCHEMES = ("exact", "signs", "ternary", "1-bit", "1.5-bit", "4-bit", "8-bit", "rank-8", "rank-64")
 OLD = Path(__file__).parent / "data" / "format-1.safetensors"
+SECOND = OLD.with_stem("format-2")
 
 
 def network() -> nn.Module:
@@ -56,7 +57,7 @@ def test_save_load_predict_with_each_scheme(tmp_path: Path, scheme: str) -> None
     found = snapshot(again.net)
     for name, shift in file.shifts.items():
         assert torch.equal(found.pop(name), shift.added_to(source[name]))
-        worst = {"signs": 0.62, "ternary": 0.48, "2-bit": 0.36, "3-bit": 0.23, "4-bit": 0.13, "rank-8": 0.9}
+        worst = {"signs": 0.62, "ternary": 0.48, "1-bit": 0.95, "1.5-bit": 0.6, "4-bit": 0.09, "rank-8": 0.9}
         moved = wanted[name] - source[name]
         assert (shift.dense() - moved).norm() <= worst.get(scheme, 0.02) * moved.norm()
         del wanted[name]
@@ -190,8 +191,8 @@ def test_facts_that_no_file_can_hold_are_refused(tmp_path: Path, facts: Any, nam
 # Versions and damage ------------------------------------------------------------------------------------------------
 
 
-def old_source() -> nn.Module:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+def old_source(*layers: nn.Module) -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), *(layers or (nn.Flatten(), nn.Linear(16, 2))))
     with torch.no_grad():
         for k, (_, p) in enumerate(sorted(net.named_parameters())):
             p.copy_((torch.arange(p.numel()).view(p.shape) + k) % 7 / 7 - 0.4)
@@ -210,8 +211,21 @@ def test_a_file_of_format_1_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)
     undrift.save(model, tmp_path / "new.safetensors")
     with safetensors.safe_open(tmp_path / "new.safetensors", framework="pt") as new:
-        assert new.metadata()["undrift_format"] == "2"  # older versions refuse any but "1"
+        assert new.metadata()["undrift_format"] == "3"  # older versions refuse any but "1"
     assert same(dict(undrift.inspect(tmp_path / "new.safetensors").tensors), dict(file.tensors))
+
+
+def test_a_file_of_format_2_is_read() -> None:
+    """`data/format-2.safetensors` was written by undrift as it was before format 3, with three levels per weight."""
+    file = undrift.inspect(SECOND)
+    assert (file.name, file.created, list(file.shifts)) == ("night", "2026-11-19", ["2.weight", "5.weight"])
+    assert {shift.described()["levels"] for shift in file.shifts.values()} == {3}
+    layers = nn.Conv2d(4, 120, 3), nn.Conv2d(120, 8, 1), nn.Flatten(), nn.Linear(32, 130)
+    model = undrift.load(old_source(*layers), SECOND)
+    found = undrift.predict(model, torch.arange(216.0).view(2, 3, 6, 6) / 216, 0).probs.topk(3)
+    expected = torch.tensor([[0.0967, 0.0939, 0.0939], [0.1424, 0.1424, 0.0950]])
+    torch.testing.assert_close(found.values, expected, atol=1e-4, rtol=0)
+    assert found.indices.tolist()[1][2] == 68
 
 
 @pytest.mark.parametrize(
@@ -240,9 +254,8 @@ def test_a_damaged_mean_is_refused_and_leaves_the_network_alone(
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata()
-    header.pop("checksum")
     change(tensors, header)
-    path.write_bytes(pack(tensors, header))
+    path.write_bytes(packed(tensors, header))
     before = snapshot(net)
     with pytest.raises(undrift.DataError, match=rf"(?s)damaged or cut short.*{match}|{match}.*Copy it again"):
         undrift.load(net, path)
@@ -257,10 +270,9 @@ def test_a_mean_of_another_shape_is_refused(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, framework="pt") as file:
         header = file.metadata()
-    header.pop("checksum")
     entries = json.loads(header["shifts"])
     entries["3.weight"]["shape"] = [32, 9, 16]
-    path.write_bytes(pack(tensors, {**header, "shifts": json.dumps(entries)}))
+    path.write_bytes(packed(tensors, {**header, "shifts": json.dumps(entries)}))
     match = r"3\.weight \(32, 9, 16\) instead of \(32, 16, 3, 3\)"
     with pytest.raises(undrift.PerturbationMismatch, match=match):
         undrift.load(net, path)

@@ -8,9 +8,6 @@ from torch import Tensor, nn
 
 import undrift
 from packs_support import network, packs_in
-from undrift.packs.evidence import FACT
-from undrift.packs.moments import watching
-from undrift.packs.sketch import numbers
 
 SHARES = {"warm": 1.4, "cold": 0.7}
 
@@ -39,7 +36,7 @@ def without_sketch(net: nn.Module, place: Path) -> None:
     """Make a pack what earlier versions wrote."""
     model = undrift.load(net, place)
     model.router = {name: model.router[name] for name in ("mean", "var", "evidence")}
-    model.facts[FACT].pop("sketch")
+    model.facts["moments"].pop("sketch")
     undrift.save(model, place)
     model.remove()
 
@@ -78,7 +75,7 @@ def test_a_sketch_of_another_version_or_size_is_left_out(tmp_path: Path) -> None
     (place,) = packs_in(tmp_path, net, "night")
     for version, count in ((99, None), (1, -1)):
         model = undrift.load(net, place)
-        model.facts[FACT]["sketch"] = version
+        model.facts["moments"]["sketch"] = version
         model.router["sketch.mean"] = model.router["sketch.mean"][:count]
         undrift.save(model, place)
         model.remove()
@@ -109,15 +106,9 @@ def test_a_sketch_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
 
 
 def test_autocast_rounds_nothing_that_images_are_told_apart_by(tmp_path: Path) -> None:
-    net = network()
-    packs = undrift.packs(net, *packs_of(tmp_path, net, 64))
-    with watching(net) as watch, torch.no_grad():
-        net(of("warm", 20, 50))
-        seen = watch.moments()
-    assert seen is not None
-    exact, sketches = packs.router.routes(seen), numbers(seen)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = packs.router.routes(seen)
-        assert torch.equal(numbers(seen), sketches)
-    for name, tensor in vars(exact).items():
-        torch.testing.assert_close(vars(rounded)[name], tensor, rtol=0, atol=0, equal_nan=True)
+    net = network(lambda: nn.BatchNorm2d(8))
+    packs, images = undrift.packs(net, *packs_of(tmp_path, net)), of("warm", 200, 50)
+    exact = packs.predict(images, samples=1).pack
+    with torch.autocast("cpu", torch.bfloat16):  # the network rounds, too
+        rounded = packs.predict(images, samples=1).pack
+    assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= 195

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undrift.packs import shift
+from undrift.packs.digits import per_byte
 from undrift.packs.low_rank import LowRankShift
-from undrift.packs.stepped import SteppedShift, per_byte
+from undrift.packs.rate import at_rate
+from undrift.packs.stepped import SteppedShift
 
 
 def test_signs_by_hand() -> None:
@@ -34,6 +36,39 @@ def test_multiples_of_a_step_come_back_exactly(levels: int) -> None:
     torch.testing.assert_close(SteppedShift.of(multiples * steps, levels).dense(), multiples * steps)
 
 
+def test_steps_are_given_and_the_shift_keeps_its_length() -> None:
+    found = SteppedShift.at(torch.tensor([[4.0, -2.0, 0.5, 0.25, 3.0, 0.7]]), torch.tensor([1.0]))
+    # 0.5 and 0.25 become 0, and 0.7 becomes 1; the step grows to ⟨shift, shift⟩ / ⟨shift, multiples⟩, in bfloat16.
+    step = (16 + 4 + 0.25 + 0.0625 + 9 + 0.49) / (16 + 4 + 9 + 0.7)
+    torch.testing.assert_close(found.dense(), step * torch.tensor([[4.0, -2, 0, 0, 3, 1]]), rtol=2**-8, atol=0)
+    assert found.levels == 9
+
+
+def test_steps_hold_what_is_large_and_forget_what_never_moved() -> None:
+    rows = torch.tensor([[1000.0, 307.0, 11.5], [0.1, 0.0, -0.1], [0.0, 0.0, 0.0]])
+    found = SteppedShift.at(rows, torch.tensor([1.0, 1.0, 0.0]))
+    assert found.levels == 255
+    torch.testing.assert_close(found.dense()[0], rows[0], rtol=0, atol=7.9)  # less than a step of 1000/127
+    assert found.dense()[1:].abs().max() == 0
+
+
+@pytest.mark.parametrize("bits", [1.0, 1.5, 3.0])
+def test_the_rate_holds_whatever_the_distribution(bits: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pairs = {}
+    for name, (size, tail) in {"a": (1.0, 1), "b": (100.0, 3), "c": (0.01, 1)}.items():
+        source = size * torch.randn(128, 64, 3, 3, generator=generator)
+        pairs[name] = source, source + 0.01 * size * torch.randn(source.shape, generator=generator) ** tail
+    found = at_rate(pairs, bits)
+    size = sum(tensor.nbytes for part in found.values() for tensor in part.stored().values())
+    weights = sum(source.numel() for source, _ in pairs.values())
+    assert 0.9 * bits <= 8 * size / weights <= 1.01 * bits
+    for name, (source, adapted) in pairs.items():
+        moved, kept = (adapted - source).flatten(), found[name].dense().flatten()
+        # In its own direction a shift is whole, however coarse the steps.
+        assert abs(float(kept @ moved / moved.square().sum()) - 1) < 0.05, name
+
+
 def test_a_product_of_two_vectors_has_rank_one() -> None:
     rows, columns = torch.tensor([[1.0], [-2.0], [0.5]]), torch.tensor([[3.0, 0.0, -1.0, 2.0]])
     exact = LowRankShift.from_factors(rows, columns, (3, 2, 2))
@@ -47,9 +82,9 @@ def test_a_product_of_two_vectors_has_rank_one() -> None:
 @settings(max_examples=60)
 @given(
     shape=st.sampled_from([(1, 1), (3, 5), (4, 3, 3, 3), (7, 2, 11), (20, 33)]),
-    levels=st.sampled_from([2, 3, 4, 5, 7, 15, 16]),
+    levels=st.sampled_from([2, 3, 4, 5, 7, 15, 16, 255]),
     dead_zone=st.sampled_from([0.5, 0.6, 0.8]),
-    scale=st.sampled_from([0.0, 1e-30, 1e-4, 1.0, 1e6]),
+    scale=st.sampled_from([0.0, 1e-30, 1e-4, 1.0, 1e4]),
     tail=st.booleans(),
     seed=st.integers(0, 2**31),
 )
@@ -84,8 +119,10 @@ def test_a_stepped_shift_keeps_its_bounds(
         ({"shape": [3, 40]}, r"step is torch.float32 \(2,\) instead of torch.float32 \(3,\)"),
         ({"shape": [2, 400]}, "digits"),
         ({"shape": [2, 4]}, "digits do not fit"),
-        ({"levels": 1}, "1 levels; needed: 2 to 16"),
+        ({"levels": 1}, "1 levels; needed: 2 to 255"),
         ({"levels": 2}, "digits"),
+        ({"base": 7}, "digits of base 7 for 3 levels"),
+        ({"levels": 9, "base": 5}, "holds digits, step instead of digits, beyond, step"),
         ({"digits": torch.full((16,), 255, dtype=torch.uint8)}, "digits do not fit"),
         ({"digits": torch.zeros(0, dtype=torch.uint8)}, "digits do not fit"),
         ({"digits": torch.zeros(16)}, "digits is torch.float32"),

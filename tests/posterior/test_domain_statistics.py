@@ -119,3 +119,35 @@ def test_it_resumes_bit_for_bit_and_gives_out_what_stays() -> None:
 def test_a_network_without_batch_norm_has_none() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     assert not DomainStatistics(16).start(undrift.perturb(net))
+
+
+def test_images_that_are_not_to_count_count_in_the_first_half_of_the_layers() -> None:
+    net = nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
+    model = undrift.perturb(net.eval(), layers=())
+    model.eval()
+    statistics = DomainStatistics(16)
+    x = scene(64, 3.0)
+    statistics.start(model)
+    with statistics.answering(model, "kept"), torch.no_grad():
+        model(x)
+    means = [layer._answering[0] for layer in statistics.layers.values()]
+    assert float((means[0] / x.mean((0, 2, 3))).mean()) == pytest.approx(64 / (64 + 16), rel=0.05)
+    assert torch.equal(means[2], model.norms[2].layer.running_mean)
+    assert torch.equal(means[3], model.norms[3].layer.running_mean)
+    before = statistics.state_dict()
+    assert not statistics.take()  # nothing was counted
+    assert all(torch.equal(statistics.state_dict()[name]["mean"], kept["mean"]) for name, kept in before.items())
+
+
+def test_the_distance_of_the_last_layer_is_from_the_nearer_of_source_and_domain() -> None:
+    model, statistics = norm_of()
+    for number in range(4):
+        seen(model, statistics, scene(64, 3.0, number))
+    away = []
+    for mean in (3.0, 0.0, 6.0):
+        with statistics.answering(model, "kept"), torch.no_grad():
+            model(scene(64, mean, 9))
+        away.append(float(statistics.away))
+    assert away[0] < 0.1
+    assert away[1] < 0.1
+    assert away[2] == pytest.approx(9.0, rel=0.4)  # three scatters

@@ -32,13 +32,12 @@ def photograph(number: int) -> Image.Image:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(inside: Path) -> Path:
     """Return the current folder, with photographs in images/."""
-    (tmp_path / "images").mkdir()
+    (inside / "images").mkdir()
     for number in range(6):
-        photograph(number).save(tmp_path / "images" / f"{number}.png")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        photograph(number).save(inside / "images" / f"{number}.png")
+    return inside
 
 
 def run(*words: str) -> None:

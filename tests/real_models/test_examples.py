@@ -8,6 +8,8 @@ from accelerate_loop import accuracy
 from hugging_face_pipeline import AdaptedPipeline
 from lightning.pytorch import LightningModule, Trainer
 from lightning_callback import AdaptAtTest
+from monai.metrics import DiceMetric
+from monai_segmentation import dice
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 import undrift
 from support import same, snapshot
 
-from .conftest import CLASSES, by_timm, vit
+from .conftest import CLASSES, by_timm, unet, vit
 
 COLORS = ("red", "green", "blue", "white", "black", "yellow", "orange", "pink")
 
@@ -104,3 +106,16 @@ def test_a_pipeline_answers_as_that_of_hugging_face(tmp_path: str) -> None:
     assert [len(row) for row in adapted] == [CLASSES] * 8
     assert all(row[0]["mutual_info"] >= 0 for row in adapted)
     undrift.save(pipe.model, f"{tmp_path}/domain.safetensors")
+
+
+def test_a_network_of_monai_follows_a_scanner() -> None:
+    net = unet(3)().eval()
+    before = snapshot(net)
+    scans = [(torch.rand(2, 3, 16, 16, 16), torch.randint(CLASSES, (2, 16, 16, 16))) for _ in range(2)]
+    score = DiceMetric(num_classes=CLASSES)
+    for (_, truth), p in zip(scans, undrift.stream(net, scans, method="tent"), strict=True):
+        score(p.label[:, None], truth[:, None])
+    found, look = dice(net, scans, CLASSES, method="tent")
+    assert found == pytest.approx(float(score.aggregate()))
+    assert 0 <= look <= 1
+    assert same(snapshot(net), before)

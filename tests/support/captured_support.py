@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import undrift
+from undrift import Stream
 from undrift.likelihood import entropy
 from undrift.loop import captured
-from undrift.loop.streaming import Stream
 from undrift.posterior import norm
 from undrift.stream import stream
 

@@ -1,6 +1,7 @@
 """What goes wrong on a user's machine, one context manager each; and what a GPU would say."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -10,11 +11,36 @@ from unittest import mock
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
-    """Let no file be written to the end."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch("os.fsync", side_effect=full):
+def full_disk(times: int | None = None) -> Iterator[None]:
+    """Let no file be written to the end, or only so many of the first not."""
+    fsync, failed = os.fsync, list[int]()
+
+    def full(handle: int) -> None:
+        if times is not None and len(failed) >= times:
+            fsync(handle)
+            return
+        failed.append(handle)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with mock.patch("os.fsync", full):
         yield
+    assert times is None or len(failed) == times
+
+
+@contextmanager
+def environment(**values: str | None) -> Iterator[None]:
+    """Set variables of the environment; None removes one."""
+    with mock.patch.dict(os.environ, {name: value for name, value in values.items() if value is not None}):
+        for name in (name for name, value in values.items() if value is None):
+            os.environ.pop(name, None)
+        yield
+
+
+class Terminal(io.StringIO):
+    """A terminal to print on."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @contextmanager

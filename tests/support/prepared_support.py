@@ -1,10 +1,12 @@
 """A small network and second heads for the methods that need something from source training."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift.likelihood.second_head import rotation_head
+import undrift
+from undrift.likelihood import Rotation
 
 UNTRAINED = "untrained"
 
@@ -35,9 +37,35 @@ def small(seed: int = 0) -> Small:
     return Small().eval()
 
 
+def head_of(net: nn.Module, split: str | None = None) -> nn.Module:
+    """Return the head that TTT makes of what comes after the split, by itself where none is given."""
+    asked, model = Rotation(split), undrift.perturb(net, layers=())
+    with pytest.warns(undrift.UndriftWarning, match=UNTRAINED), asked.watch(model):
+        head = asked.head
+    model.remove()
+    assert head is not None
+    return head
+
+
 def trained_head(net: nn.Module) -> nn.Module:
     torch.manual_seed(1)
-    return rotation_head(net)
+    return head_of(net)
+
+
+def crops(images: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+    """Return a window of each padded image, drawn as TTT draws it: two corners, and whether it is mirrored."""
+    top, left = (torch.randint(2 * pad + 1, (len(images),), generator=generator).tolist() for _ in range(2))
+    mirrored = (torch.rand(len(images), generator=generator) < 0.5).tolist()
+    height, width = images.shape[-2:]
+    cut = [
+        padded[:, y : y + height, x : x + width].flip(-1) if flip else padded[:, y : y + height, x : x + width]
+        for padded, y, x, flip in zip(F.pad(images, (pad,) * 4), top, left, mirrored, strict=True)
+    ]
+    return torch.stack(cut)
+
+
+def rotated(images: Tensor, turns: Tensor) -> Tensor:
+    return torch.stack([image.rot90(int(turn), (1, 2)) for image, turn in zip(images, turns, strict=True)])
 
 
 class Fixed(nn.Module):

@@ -67,7 +67,8 @@ def adapted(
     elif kind == "files":
         given = undrift.images.domain(folder)
     torch.manual_seed(seed)
-    net = source()
+    net, seen = source(), list[int]()
+    net.register_forward_pre_hook(lambda _net, given: seen.append(len(given[0])))
     history = undrift.adapt(
         net,
         given,
@@ -78,7 +79,7 @@ def adapted(
         **how,
     )
     assert history.model is not None
-    model = history.model
+    model, images = history.model, sum(seen)
     answers = undrift.predict(model, target(), samples=0).probs
     return {
         "state": {n: t.detach().clone() for n, t in model.state_dict().items()},
@@ -89,4 +90,5 @@ def adapted(
         "bad": history.bad_images,
         "lone": history.lone_batches,
         "exchanged": history.exchanged,
+        "images": images,
     }

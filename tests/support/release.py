@@ -45,6 +45,16 @@ def check_pure(wheel: Path) -> None:
     assert not [n for n in names if n.endswith((".so", ".pyd", ".pyc"))], "compiled files in the wheel"
 
 
+def check_links(wheel: Path) -> None:
+    """Check that the description on a package index has no link into the repository, and lost nothing else."""
+    metadata = zipfile.ZipFile(wheel).read(f"{'-'.join(wheel.stem.split('-')[:2])}.dist-info/METADATA")
+    text = metadata.decode().partition("\n\n")[2]
+    links = [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith(("https://", "http://"))]
+    assert not links, f"these lead nowhere on a package index: {', '.join(links)}"
+    headings = re.findall(r"^## .*", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.findall(r"^## .*", text, re.MULTILINE) == headings
+
+
 def environment(folder: Path, wheel: Path, borrow: bool) -> Path:
     """Return the Python of a new environment with the wheel in it."""
     venv.create(folder, with_pip=True)
@@ -85,6 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
     out = given.out.absolute()
     wheel = built(out)
     check_pure(wheel)
+    check_links(wheel)
     code, shown = example()
     with tempfile.TemporaryDirectory() as work:
         python = environment(Path(work) / "env", wheel, given.borrow)

@@ -5,8 +5,8 @@ from torch import Tensor
 
 import undrift
 from support import convnet, images, snapshot
-from undrift._types import Keeper
-from undrift.answer.prediction import Prediction
+from undrift import Prediction
+from undrift.keep import Keeper
 
 NAN, INF = float("nan"), float("inf")
 

@@ -3,14 +3,26 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import nn
 
 from undrift_bench.bench import Request
 from undrift_bench.bench.offline.sets import DataSet
 from undrift_bench.bench.offline.sources import Setup, setup
 from undrift_bench.bench.offline.tiny import TINY, TinyShot
+
+
+class Silent:
+    """A progress bar that nobody sees."""
+
+    def advance(self, *_: object, **__: object) -> None:
+        """Move on."""
+
+    def say(self, *_: object) -> None:
+        """Change the words."""
 
 
 def plant(root: Path, classes: tuple[str, ...], count: int, shade: int) -> None:
@@ -30,3 +42,8 @@ def small(dataset: DataSet, request: Request) -> Setup:
     real = setup(dataset, request)
     options = real.options.replace(epochs=1, batch_size=8)
     return replace(real, network="tiny", options=options, preprocess=TINY, make=TinyShot, epochs=1)
+
+
+def masks_in(net: nn.Module) -> Any:
+    """Return the feature masks that were put on a network, or None."""
+    return next((module for module in net.modules() if type(module).__name__ == "Masks"), None)

@@ -1,22 +1,25 @@
 """A progress bar is a courtesy: no loop ends because nobody sees it."""
 
 import errno
-import io
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from unittest import mock
 
 import pytest
+from torch import Tensor
 
-from undrift.system.progress import Bar
+import undrift
+from adapt_support import small
+from faults import Terminal, environment
+from support import images
 
 
-class Closed(io.StringIO):
+class Closed(Terminal):
     """A terminal that somebody closed."""
-
-    def isatty(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -25,46 +28,46 @@ class Closed(io.StringIO):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def close_stderr(monkeypatch: pytest.MonkeyPatch) -> Closed:
-    """Put a closed terminal in the place of stderr; not a fixture, after which pytest puts in its own."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", closed := Closed())
-    return closed
+@contextmanager
+def on(terminal: Terminal | None) -> Iterator[None]:
+    """Print errors on a terminal, or as Python has it under `2>&-`, on none."""
+    with environment(TERM="xterm", COLUMNS="200"), redirect_stderr(terminal):
+        yield
+        assert sys.stderr is terminal
 
 
-def test_a_closed_terminal_ends_no_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = close_stderr(monkeypatch)
-    raised: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", raised.append)
-    with Bar("adapt", total=3) as bar:
-        bar.advance(loss=0.5)
-        time.sleep(0.25)  # rich draws every tenth of a second, in a thread
-        bar.say("verdict")
-        bar.advance()
-    assert sys.stderr is closed
-    assert raised == []
+def asked(logits: Tensor) -> Tensor:
+    time.sleep(0.13)  # rich draws every tenth of a second, in a thread
+    return undrift.entropy(logits)
 
 
-def test_what_the_loop_raises_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = close_stderr(monkeypatch)
-    with pytest.raises(OSError, match="No space"), Bar("adapt", total=3):
+def adapt(progress: bool | None = None) -> None:
+    undrift.adapt(small(), images(32), asked, epochs=1, batch_size=16, progress=progress)
+
+
+def test_a_closed_terminal_ends_no_loop() -> None:
+    with on(Closed()), mock.patch.object(threading, "excepthook") as raised:
+        adapt()
+    raised.assert_not_called()
+
+
+def test_what_the_loop_raises_is_raised() -> None:
+    def failing(_logits: Tensor) -> Tensor:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert sys.stderr is closed
+
+    with on(Closed()), pytest.raises(OSError, match="No space"):
+        undrift.adapt(small(), images(32), failing, epochs=1)
 
 
 @pytest.mark.parametrize("shown", [None, True, False])
-def test_without_stderr_there_is_no_bar(monkeypatch: pytest.MonkeyPatch, shown: bool | None) -> None:
-    monkeypatch.setattr(sys, "stderr", None)  # as Python has it under `2>&-`
-    with Bar("adapt", total=1, shown=shown) as bar:
-        bar.advance()
+def test_without_stderr_there_is_no_bar(shown: bool | None) -> None:
+    with on(None):
+        adapt(shown)
 
 
-def test_a_terminal_sees_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = io.StringIO()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys, "stderr", stderr)
-    with Bar("adapt", total=2) as bar:
-        bar.advance(2, loss=0.5)
-    assert "adapt" in stderr.getvalue()
-    assert "loss 0.5" in stderr.getvalue()
+def test_a_terminal_sees_the_bar() -> None:
+    terminal = Terminal()
+    with on(terminal):
+        adapt()
+    assert "adapt" in terminal.getvalue()
+    assert "loss " in terminal.getvalue()

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, OutputError, UndriftError
-from undrift.answer.unbatched import refuse_unbatched
 from undrift.images import FileDomain, TensorDomain
 from undrift.options import Outputs
 from undrift.posterior.attached import attached_to, root_of
@@ -18,6 +17,7 @@ from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
+from undrift.posterior.unfitting import refuse_unbatched, refuse_unfitting
 from undrift.system.validate import count_or_none
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -37,6 +37,7 @@ def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Te
             model.settle()
         if isinstance(error, Exception):
             refuse_unbatched(model, images if given is None else given, error)
+            refuse_unfitting(model, images, error)
         raise
     if len(logits) != len(images):
         refuse_unbatched(model, images if given is None else given)

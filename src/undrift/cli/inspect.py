@@ -61,7 +61,7 @@ def run(
         "source": found.source,
         "name": found.name,
         "facts": found.facts,
-        "mean": {name: describe(part) for name, part in found.shifts.items()},
+        "mean": {name: describe(part) for name, part in found.shifts.items() if len(part.shape) > 1},
         "options": found.options.as_dict(),
         "preprocess": None if found.preprocess is None else found.preprocess.to_dict(),
         "classes": found.classes,

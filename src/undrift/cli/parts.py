@@ -93,21 +93,30 @@ class AnswerParts:
             else:
                 time.sleep(PAUSE)
 
-    def close(self, number: int, counts: Mapping[str, int], skipped: Mapping[str, str]) -> None:
-        """Say of a part, whose file is written, what it found: the part is finished now."""
+    def close(
+        self, number: int, counts: Mapping[str, int], skipped: Mapping[str, str], packs: Mapping[str, int] | None = None
+    ) -> None:
+        """Say of a part, whose file is written, what it found: the part is finished now.
+
+        Args:
+            packs: how many of its images each pack answered.
+        """
         own = {self.names[place] for place in self.images_of(number)}
         reasons = {name: why for name, why in skipped.items() if name in own}
-        write_text(self._facts(number), json.dumps({"counts": counts, "skipped": reasons}))
+        write_text(self._facts(number), json.dumps({"counts": counts, "packs": packs or {}, "skipped": reasons}))
 
-    def join(self) -> tuple[Counter[str], dict[str, str]]:
-        """Return what all parts counted and skipped; write their answers as one file unless another process has."""
+    def join(self) -> tuple[Counter[str], Counter[str], dict[str, str]]:
+        """Return what all parts counted, by kind and by pack, and skipped.
+
+        Their answers become one file, unless another process has written it.
+        """
         while not self.finished:
             with held(self.folder / ".join.lock") as mine:
                 if mine and not self.finished:
                     self._join()
             time.sleep(0 if mine else PAUSE)
         found = json.loads((self.folder / "joined").read_text("utf-8"))
-        return Counter(found["counts"]), found["skipped"]
+        return Counter(found["counts"]), Counter(found["packs"]), found["skipped"]
 
     def _join(self) -> None:
         facts = [json.loads(self._facts(number).read_text("utf-8")) for number in range(self.count)]
@@ -129,10 +138,11 @@ class AnswerParts:
                 with parquet.ParquetWriter(file, parquet.read_schema(self.file(0))) as writer:
                     for number in range(self.count):
                         writer.write_table(parquet.read_table(self.file(number)))
-        counts = Counter[str]()
-        for each in facts:
-            counts.update(each["counts"])
-        write_text(self.folder / "joined", json.dumps({"counts": counts, "skipped": skipped}))
+        sums = {kind: Counter[str]() for kind in ("counts", "packs")}
+        for kind, total in sums.items():
+            for each in facts:
+                total.update(each[kind])
+        write_text(self.folder / "joined", json.dumps({**sums, "skipped": skipped}))
         for number in range(self.count):
             for path in (self.file(number), self._facts(number)):
                 path.unlink(missing_ok=True)

@@ -48,7 +48,11 @@ if TYPE_CHECKING:
 
     from undrift.answer.prediction import Prediction
     from undrift.images import Batches, Domain
+    from undrift.packs.collection import Packs
     from undrift.system.progress import Bar
+
+UNKNOWN = ""
+"""Counted beside the names of packs, which are never empty."""
 
 
 @command
@@ -92,6 +96,7 @@ def run(
     import undrift
     from undrift.cli.image_arguments import name_of
     from undrift.packs.fingerprint import fingerprint
+    from undrift.packs.pack_table import table
     from undrift.predict import predict
     from undrift.system.progress import Bar
 
@@ -146,17 +151,19 @@ def run(
         for number in shares.left():
             own = pictures.select(shares.images_of(number))
             draw_on(generator, seed, shares.batches_of(number)[0])
+            before = answered_by(packs)
             with rows_in(shares.file(number), packs is not None) as add:
                 counts = answer(whatever_is_there(own, batch_size), add)
-            shares.close(number, counts, skipped_of(own))
-        counts, skipped = shares.join()
+            shares.close(number, counts, skipped_of(own), answered_by(packs) - before)
+        counts, by_pack, skipped = shares.join()
     else:
         with nullcontext(printed.extend) if out is None else rows_in(out, packs is not None) as add:
             counts = answer(pictures.named_batches(batch_size), add)
-        skipped = skipped_of(pictures)
+        by_pack, skipped = answered_by(packs), skipped_of(pictures)
     result: dict[str, Any] = {**counts, "skipped": skipped, "temperature": heat, "domain_file": domain}
     if packs is not None:
-        result |= {"packs": packs.answered, "unknown": packs.unknown, "refused": sorted(packs.refused)}
+        answered = {name: by_pack[name] for name in packs.names}
+        result |= {"packs": answered, "unknown": by_pack[UNKNOWN], "refused": sorted(packs.refused)}
     if out is None:
         if not session.as_json:
             session.put(csv_lines([columns_of(packs is not None), *printed]).decode())
@@ -164,8 +171,13 @@ def run(
     session.kept = f"{out} was written whole."
     session.say(f"{counts['answered']:,} answers, {counts['abstained']:,} abstentions, {len(skipped):,} images skipped")
     if packs is not None:
-        session.say(str(packs))
+        session.say(table(dict(zip(packs.names[1:], packs, strict=True)), by_pack, by_pack[UNKNOWN]))
     return {**result, "wrote": [session.wrote(out)]}
+
+
+def answered_by(packs: "Packs | None") -> Counter[str]:
+    """Return how many images each pack answered, and how many none knew."""
+    return Counter() if packs is None else Counter({**packs.answered, UNKNOWN: packs.unknown})
 
 
 def whatever_is_there(images: "Domain", batch_size: int) -> "Batches[list[str]]":

@@ -80,6 +80,11 @@ class StreamFiles:
         self.going_on: tuple[Path | None, ...]
         if state is not None and state.exists():
             self._found = read_state(state)
+            if isinstance(self._found, Saved):
+                self.session.kept = (
+                    f"Nothing new was written: {answers} and {state} are as they were, and the same command goes on "
+                    "from there."
+                )
         ours = isinstance(self._found, Saved) and self._found.out == self._out
         if self._found is None:
             begun = self.log.without_answers  # killed before its first state

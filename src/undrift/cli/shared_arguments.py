@@ -39,5 +39,5 @@ MethodBatchSize = Annotated[
 ]
 PackMean = Annotated[
     str | None,
-    typer.Option(help="How the file holds trained weights: ternary, 4-bit, …, exact.", metavar="NAME", hidden=True),
+    typer.Option(help="How the file holds trained weights: 1-bit, 1.5-bit, …, exact.", metavar="NAME", hidden=True),
 ]

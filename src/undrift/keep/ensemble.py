@@ -14,6 +14,8 @@ class Ensemble(Keeper):
         ensemble: share of the adapted value that is kept; ROID's is 0.99.
     """
 
+    divisible = True  # it looks at weights alone, which are the same in all processes
+
     def __init__(self, ensemble: float = 0.99) -> None:
         if not 0 <= ensemble <= 1:
             raise OptionError(f"ensemble={ensemble!r} is not in [0, 1]. ROID's is 0.99; 1 never goes back.")

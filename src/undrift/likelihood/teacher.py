@@ -9,15 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError
-from undrift._types import Step
+from undrift._types import Doubt, Step
+from undrift.answer.prediction import entropy_of, histogram
 from undrift.answer.views import AUTO, SAME, VIEWS, ReversibleView, ViewsInUse, disagreement, mirror_tells
 from undrift.likelihood.averaged import Average
 from undrift.likelihood.roid import by_the_batch, corrected_prior, likelihood_ratios, weigh
 from undrift.likelihood.sure_images import SureImages
 from undrift.posterior.batch import device_of
 from undrift.posterior.domain_statistics import DomainStatistics, How
+from undrift.posterior.outputs import rows
 from undrift.posterior.perturbed import Perturbed
 
+SHARPNESS = 3.0  # of the weights of the likelihood ratio, as ROID's
 COMPARED = 64
 """Images of a batch that are asked again, without its statistics, at most."""
 
@@ -36,6 +39,8 @@ class Teacher:
 
     Where no view is safe, v and v' are the image itself: two draws of the perturbation then agree with the average.
     With `replay`, the loss has one term more: mean −ln p_y of a draw on images that were sure before, y their label.
+    With `certainty`, another: certainty · Σ_i w_i SLR(p_i) / n, ROID's likelihood ratio (see `Roid`), where w_i is
+    large for images whose target is sure and unlike the batch's mean.
 
     With `prior_images`, the teacher normalises by a posterior of norm statistics (see `DomainStatistics`), and can
     answer images that make no step. A stream then decides by itself which images to learn from together.
@@ -49,6 +54,7 @@ class Teacher:
         share: of the mean network in the answer; 0 saves two passes.
         replay: images to keep of those that the teacher was sure of; a step looks at as many of them as it has images.
             They are part of a stream's state, so a saved stream then holds images. Answers per pixel keep none.
+        certainty: weight of the likelihood ratio, which asks answers to become surer; it costs calibration.
         prior_images: N₀, how many images the source's norm statistics are worth at least; 0 has the teacher normalise
             by each batch alone, as the network does in a step.
         seed: of the choice of v'; without it torch's global generator gives one.
@@ -70,14 +76,14 @@ class Teacher:
         prior_images: int = 0,
         seed: int | None = None,
     ) -> None:
-        if memory < 1 or not 0 <= share <= 1 or replay < 0 or prior_images < 0:
+        if memory < 1 or not 0 <= share <= 1 or replay < 0 or not 0 <= certainty < float("inf") or prior_images < 0:
             raise OptionError(
-                f"memory={memory!r}, share={share!r}, replay={replay!r}, prior_images={prior_images!r}: needed are a "
-                "whole number of images from 1 up, a number in [0, 1], and whole numbers from 0 up. The defaults are "
-                "40,000, 0.5, 0 and 0."
+                f"memory={memory!r}, share={share!r}, replay={replay!r}, certainty={certainty!r}, "
+                f"prior_images={prior_images!r}: needed are a whole number of images from 1 up, a number in [0, 1], "
+                "a whole number and a number from 0 up, and a whole number from 0 up. The defaults are 40,000, 0.5, "
+                "0, 0 and 0."
             )
-        self.memory, self.other, self.share = memory, other, share
-        self.certainty = certainty
+        self.memory, self.other, self.share, self.certainty = memory, other, share, certainty
         self._given, self._views = views, ViewsInUse(views, most_views)
         self.teacher, self.sure = Average(), SureImages(replay)
         self._random = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed)
@@ -85,7 +91,6 @@ class Teacher:
         self._target = self._answer = torch.empty(0)
         self._images = 0
         self.statistics = DomainStatistics(prior_images)
-        self._without: How = "kept"  # how to normalise images that are not to count
         self.unattended = prior_images > 0
         self.new_domain = False  # whether the last step's images were of another domain than those before
         self._looked: tuple[Tensor, list[Tensor]] | None = None  # a batch, and the teacher's answers to its views
@@ -106,7 +111,7 @@ class Teacher:
                 self.sure.offer(step.images, self._target, logits)
         loss = _to(self._target, logits)
         if self.certainty:
-            loss = loss + self.certainty * self._certain(logits)
+            loss = loss + self.certainty * self._ratios(logits)
         if self.other:
             side = sides[int(torch.randint(len(sides) - 1, (), generator=self._random)) + 1 if len(sides) > 1 else 0]
             loss = 0.5 * (loss + _to(self._target, side.answer(step.drawn_logits(side(step.images)))))
@@ -114,12 +119,11 @@ class Teacher:
             loss = loss + F.cross_entropy(step.drawn_logits(again[0].to(step.images.dtype)), again[1])
         return loss
 
-    def _certain(self, logits: Tensor) -> Tensor:
-        with torch.no_grad():
-            told = self._target.to(logits.dtype).clamp_min(1e-30).log()
-            weights, kept = weigh(told, self._target.to(logits.dtype).mean(0), 3.0)
-            weights = weights * kept
-        return (weights * likelihood_ratios(logits)).mean()
+    def _ratios(self, logits: Tensor) -> Tensor:
+        """Return Σ_i w_i SLR(p_i) / n, over positions too where each has a class."""
+        target, logits = rows(self._target.to(logits.dtype)), rows(logits)
+        weights, kept = weigh(target.clamp_min(torch.finfo(target.dtype).tiny).log(), target.mean(0), SHARPNESS)
+        return (weights * kept * likelihood_ratios(logits)).mean()
 
     @torch.no_grad()
     def _ask(self, sides: list[ReversibleView], step: Step) -> None:
@@ -167,18 +171,17 @@ class Teacher:
     ) -> list[Tensor]:
         """Return the teacher's probabilities for each view of images by itself."""
         self._looked = None
-        return self._told(model, images, views, "batch" if counted else self._without)
+        return self._told(model, images, views, "batch" if counted else "kept")
 
     @torch.no_grad()
-    def doubt(self, model: Perturbed, images: Tensor) -> tuple[float, float, float]:
-        """Return how much views disagree with the batch's statistics, and without; the difference's standard error.
+    def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
+        """Return what speaks for images being no sample of their domain.
 
-        That is the share of images that have another label than their view. A batch of one class, whose statistics are
-        not those of the domain, makes the views of an image disagree. What was asked for it is kept for the step that
-        follows.
+        A batch of one class has statistics that take out what tells it from others: its labels are many, and those of
+        views of an image disagree. What was asked for it is kept for the step that follows.
         """
         if images.ndim != 4:
-            return 0.0, 0.0, 1.0
+            return Doubt(0.0, 0.0, 0.0, 0.0)
         # A view may be looked through before it is known to be safe: no label is taken from it.
         sides = self._views.of(images)
         shift = VIEWS["shift"]
@@ -189,15 +192,12 @@ class Teacher:
         if len(asked) > len(sides) + 1:  # neither is known to be safe
             mirrored, shifted = (disagreement(counted[0], seen) for seen in counted[1:])
             place = 1 if mirror_tells(mirrored, shifted) else 2
-        other = asked[place]
         few = slice(None, None, -(-len(images) // COMPARED))
-        # Of a domain that changed, statistics make a network answer with one class, as if it were sure.
-        self._without = "prior" if self.statistics.foreign() else "kept"
-        kept = self._told(model, images[few], [SAME, other], self._without)
-        own, without = disagreement(counted[0][few], counted[place][few]), disagreement(kept[0], kept[1])
-        error = (own - without).std() / len(own) ** 0.5
-        found = torch.stack([own.mean(), without.mean(), error]).tolist()  # one transfer
-        return found[0], found[1], found[2]
+        (kept,) = self._told(model, images[few], [SAME], "kept")
+        views = disagreement(counted[0][few], counted[place][few]).mean()
+        labels = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (counted[0][few], kept)])
+        found = [views, self.statistics.away, *entropy_of(labels / len(kept))]
+        return Doubt(*torch.stack([each.to(views) for each in found]).tolist())  # one transfer
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""
@@ -221,9 +221,7 @@ class Teacher:
             **self.teacher.state_dict(),
             "views": self._views.state(),
             "random": random,
-            **(
-                {"statistics": self.statistics.state_dict(), "without": self._without} if self.statistics.layers else {}
-            ),
+            **({"statistics": self.statistics.state_dict()} if self.statistics.layers else {}),
             **({"sure": self.sure.state()} if self.sure.most else {}),
         }
 
@@ -234,7 +232,6 @@ class Teacher:
         self._random.set_state(state["random"].cpu())
         self.sure.load(state.get("sure", {}), device_of(model))
         self.statistics.load_state_dict(state.get("statistics", {}), model)
-        self._without = state.get("without", "kept")
         self._step = self._looked = None
 
     def __repr__(self) -> str:

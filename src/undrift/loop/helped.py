@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,10 +80,11 @@ def compare(
         names: views under which no label changes; None tests which are safe for the adapted network.
         given: what a stream answered when it met these images, as log-probabilities; None asks the network now.
     """
-    names, adapted = adapted_answers(model, batches, names, in_a_stream=given is not None)
+    in_a_stream = given is not None
+    names, adapted = adapted_answers(model, batches, names, in_a_stream)
     if given is not None:
         adapted[0] = given
-    source = source_answers(model, batches, names)
+    source = source_answers(model, batches, names, in_a_stream)
     return helping(source, adapted, len(adapted[0]) // sum(map(len, batches)))
 
 
@@ -96,8 +98,8 @@ def adapted_answers(
 
     Args:
         in_a_stream: let norm layers do what they do in a stream's steps: a moving average may be far behind the batch.
+            Processes that adapt together divide each batch; a stream is one process's own.
     """
-    batches = [to_device(images, model) for images in batches]
     test = None
     if any(images.ndim != 4 or min(images.shape[-2:]) < 2 for images in batches):
         names = ()
@@ -109,27 +111,26 @@ def adapted_answers(
         return forward(model, images)
 
     with evaluating(model), _as_in_a_stream(model) if in_a_stream else one_pass(model):
-        found = [_all(ask, batches, view) for view in combined(names)]
+        logits = _all(model, ask, batches, combined(names), in_a_stream)
     safe = tuple(names)
     if test is not None:
         for place, name in enumerate(names):
-            test.look(found[0], name, found[2**place])
+            test.look(logits[0], name, logits[2**place])
         safe = test.passed or ()
         unsafe = sum(2**place for place, name in enumerate(names) if name not in safe)
-        found = [logits for at, logits in enumerate(found) if not at & unsafe]
-    logits = torch.stack(found)
-    if len(found) > 1 and model.options.answer_views and not in_a_stream:
-        logits[0] = logits.log_softmax(-1).logsumexp(0) - math.log(len(found))
+        logits = logits[[at for at in range(len(logits)) if not at & unsafe]]
+    if len(logits) > 1 and model.options.answer_views and not in_a_stream:
+        logits[0] = logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
     return safe, logits
 
 
 @torch.no_grad()
-def source_answers(model: Perturbed, batches: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+def source_answers(
+    model: Perturbed, batches: Sequence[Tensor], names: Sequence[str], in_a_stream: bool = False
+) -> Tensor:
     """Return the source network's logits, views × images × classes, on the CPU."""
-    batches = [to_device(images, model) for images in batches]
     with model.off() as net, evaluating(net):
-        found = [_all(lambda images: forward(model, images), batches, view) for view in combined(names)]
-    return torch.stack(found)
+        return _all(model, partial(forward, model), batches, combined(names), in_a_stream)
 
 
 @contextmanager
@@ -141,6 +142,14 @@ def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
         yield model
 
 
-def _all(ask: Ask, batches: Sequence[Tensor], view: ReversibleView) -> Tensor:
-    """Return the logits of every image's view, on the CPU, as not every device has float64."""
-    return torch.cat([by_position(view.answer(ask(view(images)))).float().cpu() for images in batches])
+def _all(
+    model: Perturbed, ask: Ask, batches: Sequence[Tensor], views: Sequence[ReversibleView], in_a_stream: bool
+) -> Tensor:
+    """Return the logits of every image's views, on the CPU, as not every device has float64."""
+    found = []
+    for images in batches:
+        with nullcontext(images) if in_a_stream else model.key.dividing(images) as mine:
+            here = to_device(mine, model)
+            answers = [by_position(view.answer(ask(view(here)))) for view in views]
+        found.append(torch.stack(answers).float().cpu())
+    return torch.cat(found, 1)

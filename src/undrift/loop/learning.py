@@ -88,7 +88,7 @@ class Learning:
         if pacing.maps is None:
             pacing.maps = likelihood.answer_alone(self.model, images[:1], counted=False).ndim != 2
         if pacing.maps or pacing.whole(images):
-            if pacing.maps or pacing.sample(*likelihood.doubt(self.model, images)):
+            if pacing.maps or pacing.sample(likelihood.doubt(self.model, images)):
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
@@ -101,14 +101,14 @@ class Learning:
                 pacing.gather.keep(images)
                 return Prediction.of(probs, None, sound)
             pacing.gather.forget(images)
-            if pacing.sample(*likelihood.doubt(self.model, enough)):
+            if pacing.sample(likelihood.doubt(self.model, enough)):
                 self._steps_of(pacing, enough, images, None)
                 return Prediction.of(probs, None, sound)
             gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
 
         def step(full: Tensor, new: int) -> bool:
             # Where predictions are poor, a memory of one run looks balanced and is not.
-            wait = misleading(*likelihood.doubt(self.model, full))
+            wait = misleading(likelihood.doubt(self.model, full))
             return wait or self._steps_of(pacing, full, images, new)
 
         pacing.remember(gathered, classes, step)

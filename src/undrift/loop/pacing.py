@@ -2,19 +2,21 @@
 
 - A batch of 64 images or more makes a step by itself; smaller ones wait until they are 64. Where each pixel has an
   answer, one image is many, and every batch makes a step.
-- Where their own statistics make the answers look worse than those kept so far, they are no sample of the domain: their
-  classes come in runs. Such images are answered without their own statistics, and go to a memory that is balanced over
-  predicted classes, on which steps are made.
+- Where their own statistics hide that they are of few classes, they are no sample of the domain: their classes come in
+  runs. They are answered by statistics that they count in only in the first norm layers, and go to a memory that is
+  balanced over predicted classes, on which steps are made.
 
 Each is written into the report when it begins, and when it ends.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from undrift._types import Doubt
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.stream_report import StreamReport
@@ -25,18 +27,19 @@ ENOUGH = 64
 ROOM = 128
 """Images in the balanced memory (benchmarks/balanced.py)."""
 
-RATIO, DOUBT, ERRORS = 1.5, 0.15, 2.0
-"""By what factor the views of images have to disagree more, by how much, and by how many standard errors.
+DOUBT, AWAY, FEWER = 0.15, 0.3, 0.8
+"""The least disagreement of views and distance of the last means; the most that may be left of the labels' entropy.
 
-A factor and a wide margin, because a network that answers a hard domain with few classes is consistent for free."""
+All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree; to a network of few norm
+layers its means are far away; and a network may answer it with few classes."""
 
 CALM = 10
 """So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
 
 
-def misleading(counted: float, kept: float, error: float) -> bool:
-    """Return whether images' own statistics mislead, by how much views disagree with them and without."""
-    return counted - kept > max(DOUBT, ERRORS * error) and counted > RATIO * kept
+def misleading(doubt: Doubt) -> bool:
+    """Return whether images' own statistics mislead: whether they hide that the images are of few classes."""
+    return doubt.views > DOUBT and doubt.away > AWAY and doubt.kept < FEWER * doubt.counted
 
 
 class Pacing:
@@ -68,14 +71,9 @@ class Pacing:
             )
         return False
 
-    def sample(self, counted: float, kept: float, error: float) -> bool:
-        """Return whether images are a sample of the domain.
-
-        Args:
-            counted: how much their views disagree if normalised with the images' own statistics; `kept`: without them.
-            error: the standard error of the difference.
-        """
-        if not misleading(counted, kept, error):
+    def sample(self, doubt: Doubt) -> bool:
+        """Return whether images are a sample of the domain."""
+        if not misleading(doubt):
             self._calm += 1
             if self._runs and self._calm >= CALM:
                 self._runs = False
@@ -86,8 +84,9 @@ class Pacing:
             self._runs = True
             self.report.event(
                 "balanced on",
-                f"with these images' own statistics another view changes the label of {counted:.0%} of them, "
-                f"without them of {kept:.0%}: classes come in runs",
+                f"with these images' own statistics another view changes the label of {doubt.views:.0%} of them, and "
+                f"their labels are those of {math.exp(doubt.counted):.1f} classes in equal parts; without them in the "
+                f"last norm layers, {math.exp(doubt.kept):.1f}: classes come in runs",
             )
         return False
 

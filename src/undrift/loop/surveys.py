@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from undrift._errors import OptionError
 from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, SafeViews
 from undrift.judge.accuracy import Helping
@@ -17,7 +16,6 @@ from undrift.packs.knowing import KEPT_STATISTICS, knowing, knows
 from undrift.posterior.attached import root_of
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
-from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
 from undrift.posterior.statistics import keep_statistics
@@ -47,23 +45,17 @@ class Surveys:
         self._sample = Sample(images.looked_at.size, epochs * images.looked_at.size, model.key)
 
     def look_at_source(self, failed: Failed) -> None:
-        """Survey the source network, whose outputs the model's class names have to fit."""
+        """Survey the source network."""
         # off() gives the flags from before `perturb` back: dropout, where that was in train mode.
         with self.model.off() as net, evaluating(net), knowing(self.model) as know:
 
             def ask(images: Tensor) -> Tensor:
                 # Through the model, which keeps a network from writing into the images.
-                answer = self.model.key.whole(logits(self.model(images)))
+                answer = forward(self.model, images)
                 know()
                 return answer
 
             self.found[0], self.answers["source"] = self._survey(ask, failed)
-        names, outputs = self.model.classes, self.found[0].classes
-        if names is not None and len(names) != outputs:
-            raise OptionError(
-                f"the model has {len(names)} class names, its network {outputs} outputs; needed: one name an output. "
-                "Give perturb(classes=…) the names in the order of the outputs."
-            )
 
     def look(self, epoch: int, failed: Failed) -> tuple[Survey, Tensor]:
         """Return what the network says after an epoch, beside its source and the epoch before, and its answers."""

@@ -78,7 +78,8 @@ class DomainFile:
         classes: the names of the classes, if known.
         sigmas: how large the noise of each layer is, in the network's order.
         tensors: log-variances, norm state, and trained weights that are stored exactly, by name.
-        shifts: the compressed shifts of trained weights, by the weight's name.
+        shifts: the compressed shifts of trained weights, by the weight's name; in a large network's file, of norm
+            state and biases too.
         router: tensors by which a router knows the domain, by name, such as `<norm layer>.input_mean`.
         facts: what the pack says of itself, as JSON values: `created`, `images`, `estimate`, `name`, and what a method
             or router put there.
@@ -150,10 +151,11 @@ class DomainFile:
         return "an unknown number of images" if self.images is None else f"{self.images:,} images"
 
     def _mean(self) -> str:
-        if not self.shifts:
+        shifts = [shift for shift in self.shifts.values() if len(shift.shape) > 1]
+        if not shifts:
             return "none compressed"
-        bits = 8 * sum(shift.nbytes for shift in self.shifts.values())
-        weights = sum(math.prod(shift.shape) for shift in self.shifts.values())
+        bits = 8 * sum(shift.nbytes for shift in shifts)
+        weights = sum(math.prod(shift.shape) for shift in shifts)
         return f"{weights:,} compressed, {bits / weights:.2f} bits each in memory"
 
 

@@ -5,16 +5,17 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undrift._errors import OptionError, PerturbationMismatch, UndriftError, UndriftWarning
-from undrift.packs.domain_file import DomainFile, inspect, short
+from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect, short
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.header import as_json, facts_of, header
-from undrift.packs.mean import DEFAULT, compressor, mean_shifts
+from undrift.packs.mean import DEFAULT, EXACT, compressor, mean_shifts
 from undrift.packs.packing import pack
 from undrift.packs.sections import ROUTER, Sections
 from undrift.packs.state import domain_state, fill, finite, plain_tensors
+from undrift.packs.vectors import rounded, vector_shifts
 from undrift.perturb import perturb
 from undrift.posterior.added import add_missing
 from undrift.posterior.perturbed import Perturbed
@@ -48,9 +49,10 @@ def save(
         model: a perturbed network.
         path: where to; an existing file is replaced at the last moment.
         source: a name for the source network (or the path of its checkpoint), for people to read.
-        mean: how trained weights are stored: "signs", "ternary", "2-bit", "3-bit", "4-bit", "rank-8" (or another), or
-            "exact" for bit for bit. "auto" is ternary, and 4-bit where fewer than a million weights are trained. What
-            each costs in accuracy: docs/explanation/packs.md.
+        mean: how trained weights are stored: in so many bits each on average, such as "1-bit" or "1.5-bit"; "ternary"
+            or "signs" of one step per kernel; as "rank-8" (or another); or "exact" for bit for bit. "auto" is 1.5-bit,
+            and 4-bit where fewer than a million weights are trained. What each costs in accuracy:
+            docs/explanation/packs.md.
         name: of the pack. Default: the file's name without its ending.
 
     Raises:
@@ -83,6 +85,9 @@ def save(
     }
     shifts = mean_shifts(model, mean)
     kept = {key: tensor for key, tensor in exact.items() if key not in shifts}
+    if mean != EXACT and (vectors := vector_shifts(model, kept)):
+        kept = {key: _log_var(key, tensor) for key, tensor in kept.items() if key not in vectors}
+        shifts |= vectors
     tensors, entries = Sections(kept, shifts, router, facts).written()
     return write_bytes(path, pack(tensors, texts | {key: as_json(value) for key, value in entries.items()}))
 
@@ -157,6 +162,10 @@ def adapted_by(
         model.remove()
         raise
     return model
+
+
+def _log_var(name: str, tensor: Tensor) -> Tensor:
+    return rounded(tensor) if name.endswith(LOG_VAR) else tensor
 
 
 def check_path(path: object) -> None:

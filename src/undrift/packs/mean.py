@@ -3,6 +3,7 @@
 benchmarks/compression.py compares them: docs/explanation/packs.md.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -12,46 +13,49 @@ from torch import Tensor
 from undrift._errors import OptionError
 from undrift.options import _suggest
 from undrift.packs.low_rank import LowRankShift
+from undrift.packs.rate import Pairs, at_rate, each
 from undrift.packs.shift import Shift
 from undrift.packs.stepped import SteppedShift
 from undrift.posterior.perturbed import Perturbed
 
 EXACT = "exact"
 DEFAULT = "auto"
-LARGE, SMALL = "ternary", "4-bit"
-"""What "auto" takes: three levels are too few for a narrow network, whose file is small anyway."""
+LARGE, SMALL = "1.5-bit", "4-bit"
+"""What "auto" takes: a small network's file is small anyway."""
 ENOUGH = 1_000_000
 """Trained weights from which on a network is large."""
+MOST_BITS = 8.0
 
-STEPPED: Mapping[str, Callable[[Tensor], Shift]] = {
+LEVELS: Mapping[str, Callable[[Tensor], Shift]] = {
     "signs": partial(SteppedShift.of, levels=2),
     "ternary": partial(SteppedShift.of, levels=3, dead_zone=0.6),
-    "2-bit": partial(SteppedShift.of, levels=4),
-    "3-bit": partial(SteppedShift.of, levels=7),
-    "4-bit": partial(SteppedShift.of, levels=15),
 }
-RANK = "rank-"
+RATE = re.compile(r"(\d+(?:\.\d+)?)-bit")
+RANK = re.compile(r"rank-([1-9]\d*)")
 
 LEAST = 4096
 """Smaller weights stay exact: they are many in name only, and a first layer with its few weights counts most."""
 
+Compressor = Callable[[Pairs], dict[str, Shift]]
 
-def compressor(scheme: str) -> Callable[[Tensor], Shift] | None:
-    """Return what compresses a shift by this scheme, or None for "exact"; raise where there is no such scheme."""
-    rank = scheme.removeprefix(RANK) if isinstance(scheme, str) and scheme.startswith(RANK) else ""
-    if rank.isdecimal() and int(rank) > 0:
-        return partial(LowRankShift.of, rank=int(rank))
+
+def compressor(scheme: str) -> Compressor | None:
+    """Return what compresses shifts by this scheme, or None for "exact"; raise where there is no such scheme."""
     if scheme == EXACT:
         return None
-    if scheme == DEFAULT:
-        return STEPPED[LARGE]
-    if scheme not in STEPPED:
-        known = (DEFAULT, EXACT, *STEPPED, RANK + "8")
-        raise OptionError(
-            f"mean={scheme!r}{_suggest(str(scheme), known)} is no way to store trained weights; needed: one of "
-            f"{', '.join(known)} (any rank). Take {EXACT} to keep them bit for bit, or leave it out."
-        )
-    return STEPPED[scheme]
+    name = LARGE if scheme == DEFAULT else str(scheme)
+    if name in LEVELS:
+        return partial(each, by=LEVELS[name])
+    if found := RANK.fullmatch(name):
+        return partial(each, by=partial(LowRankShift.of, rank=int(found[1])))
+    if (found := RATE.fullmatch(name)) and 0 < float(found[1]) <= MOST_BITS:
+        return partial(at_rate, bits=float(found[1]))
+    known = (DEFAULT, EXACT, "1-bit", "1.5-bit", "4-bit", *LEVELS, "rank-8")
+    raise OptionError(
+        f"mean={scheme!r}{_suggest(str(scheme), known)} is no way to store trained weights; needed: one of "
+        f"{', '.join(known)} (any rank, and any number of bits up to {MOST_BITS:.0f}). Take {EXACT} to keep them bit "
+        "for bit, or leave it out."
+    )
 
 
 @torch.no_grad()
@@ -63,11 +67,12 @@ def mean_shifts(model: Perturbed, scheme: str) -> dict[str, Shift]:
     compress = compressor(scheme)
     if compress is None:
         return {}
-    return {
-        name: compress(adapted.detach().double() - source.detach().double()).to("cpu")
-        for name, (source, adapted) in found.items()
-        if adapted.ndim > 1 and adapted.numel() >= LEAST and adapted.is_floating_point()
+    large = {
+        name: pair
+        for name, pair in found.items()
+        if pair[1].ndim > 1 and pair[1].numel() >= LEAST and pair[1].is_floating_point()
     }
+    return {name: shift.to("cpu") for name, shift in compress(large).items()}
 
 
 def trained_weights(model: Perturbed) -> dict[str, tuple[Tensor, Tensor]]:

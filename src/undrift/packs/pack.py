@@ -12,6 +12,7 @@ from undrift.packs.file import adapted_by
 from undrift.packs.knowing import KEPT_STATISTICS
 from undrift.packs.shift import Shift
 from undrift.packs.state import domain_state
+from undrift.packs.vectors import VectorShift
 from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.swap import Trained
@@ -93,6 +94,8 @@ def _by_module(model: Perturbed, shifts: Mapping[str, Shift]) -> list[tuple[Trai
     seen: set[int] = set()
     found = []
     for full, shift in shifts.items():
+        if isinstance(shift, VectorShift):  # added already; it takes no more room so
+            continue
         held, name, tensor = by_name[full]
         if id(tensor) not in seen:
             seen.add(id(tensor))

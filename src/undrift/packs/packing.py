@@ -12,8 +12,8 @@ from torch import Tensor
 
 from undrift._errors import DataError
 
-VERSION = 2
-READABLE = ("1", "2")
+VERSION = 3
+READABLE = ("1", "2", "3")
 _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 

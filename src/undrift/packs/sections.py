@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from undrift.packs import shift
+from undrift.packs import shift, vectors
 from undrift.packs.shift import Shift
+from undrift.packs.vectors import VectorShift
 
 SHIFT = ".shift."
 ROUTER = "router/"
+VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Sections:
 
     Attributes:
         tensors: log-variances, norm state and exact weights.
-        shifts: compressed shifts of trained weights.
+        shifts: compressed shifts of trained weights, and of vectors.
         router: tensors for a router, without their prefix.
         facts: what the file says of itself, as JSON values.
     """
@@ -38,11 +41,16 @@ class Sections:
         for name, tensor in self.tensors.items():
             if tensor.ndim > 1 and tensor.numel() > len(tensor) and _same_in_rows(tensor):
                 tensors[name], rows[name] = tensor.flatten(1)[:, 0].contiguous(), list(tensor.shape)
-        for name, part in self.shifts.items():
+        entries: dict[str, Any] = {"facts": dict(self.facts), "rows": rows}
+        changes = {name: part.change for name, part in self.shifts.items() if isinstance(part, VectorShift)}
+        if changes:
+            whole = {name: tensors.pop(name) for name in list(tensors) if _joins(name, tensors[name])}
+            tensors[VECTORS], entries[VECTORS] = vectors.joined({**changes, **whole})
+        shifts = {name: part for name, part in self.shifts.items() if name not in changes}
+        for name, part in shifts.items():
             tensors.update({name + SHIFT + own: tensor for own, tensor in part.stored().items()})
         tensors.update({ROUTER + name: tensor for name, tensor in self.router.items()})
-        shifts = {name: shift.described(part) for name, part in self.shifts.items()}
-        entries = {"facts": dict(self.facts), "shifts": shifts, "rows": rows}
+        entries["shifts"] = {name: shift.described(part) for name, part in shifts.items()}
         return tensors, {name: value for name, value in entries.items() if value}
 
     @classmethod
@@ -50,11 +58,17 @@ class Sections:
         """Return the parts of a file; raise ValueError, KeyError or TypeError where they do not fit together."""
         left = dict(tensors)
         rows, entries, facts = (json.loads(header.get(name, "{}")) for name in ("rows", "shifts", "facts"))
+        found = vectors.parted(left.pop(VECTORS), json.loads(header[VECTORS])) if VECTORS in header else {}
+        left |= {name: own for name, own in found.items() if name.endswith(vectors.LOG_VAR)}
         for name, shape in rows.items():
             if left[name].shape != (shape[0],) or min(shape) < 1:
                 raise ValueError(f"{name} holds {left[name].numel()} numbers for rows of {shape}")
             left[name] = left[name].view(-1, *[1] * (len(shape) - 1)).expand(shape)
-        shifts = {}
+        shifts: dict[str, Shift] = {
+            name: shift.read({"kind": VectorShift.kind, "shape": list(own.shape)}, {"change": own})
+            for name, own in found.items()
+            if name not in left
+        }
         for name, entry in entries.items():
             own = {key.removeprefix(name + SHIFT): key for key in left if key.startswith(name + SHIFT)}
             stored = {part: left.pop(key) for part, key in own.items()}
@@ -64,6 +78,11 @@ class Sections:
                 raise ValueError(f"the shift of {name}: {error}") from error
         router = {key.removeprefix(ROUTER): left.pop(key) for key in list(left) if key.startswith(ROUTER)}
         return cls(left, shifts, router, checked_facts(facts))
+
+
+def _joins(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor has its own values in the row of vectors."""
+    return name.endswith(vectors.LOG_VAR) and tensor.ndim == 1 and tensor.dtype == torch.float32
 
 
 def _same_in_rows(tensor: Tensor) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 from undrift._errors import DataError, PerturbationMismatch
 from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, problem
 from undrift.packs.shift import Shift
+from undrift.packs.vectors import VAR
 from undrift.posterior.added import added_state
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in
@@ -86,12 +87,21 @@ def fill(
             f"{len(needed)} tensors of its perturbation. The file was changed, or the network's class was: use the "
             "code it was learned with, or run `undrift adapt` again."
         )
+    if wrong := [name for name in shifts if name.endswith(VAR) and bool((_added(shifts[name], state[name]) < 0).any())]:
+        raise DataError(
+            f"{path.name} makes variances of {wrong[0]} negative; needed: none below 0. The file was changed: copy it "
+            "again from where it was made, or run `undrift adapt` again."
+        )
     for name, count in zip(counts, tensors.get(COUNTS, ()), strict=True):
         state[name].copy_(count)
     for name in needed.keys() - {COUNTS}:
         value = state[name]
-        value.copy_(tensors[name] if name in tensors else shifts[name].to(value.device).added_to(value))
+        value.copy_(tensors[name] if name in tensors else _added(shifts[name], value))
     filled_in(model)
+
+
+def _added(shift: Shift, value: Tensor) -> Tensor:
+    return shift.to(value.device).added_to(value)
 
 
 def _some(names: list[str], what: str) -> str:
@@ -119,6 +129,6 @@ def fill_start(model: Perturbed, file: DomainFile) -> None:
         if name in file.tensors and file.tensors[name].shape == value.shape:
             value.copy_(file.tensors[name])
         elif name in file.shifts:
-            value.copy_(file.shifts[name].to(value.device).added_to(value))
+            value.copy_(_added(file.shifts[name], value))
     weights_moved()
     filled_in(model)

@@ -1,27 +1,36 @@
-"""Shifts as whole multiples of one step per kernel: signs, three levels, or more.
+"""Shifts as whole multiples of one step per kernel: as many as it takes, three, or two.
 
     shift[k, i] ≈ step[k] · c[k, i],   c one of `levels` evenly spaced numbers around 0
 
-Several c share a byte, as digits of a number in base `levels`: eight signs, five of three levels, four of four, two of
-sixteen. One look into a table of 256 rows undoes a byte, so decompression is a gather and a multiply-add on any device.
-Wide dead zones make small shifts 0; the bytes then have a skewed distribution, and a Huffman code shortens the file.
+Several c share a byte, as digits in base `levels`. One look into a table of 256 rows undoes a byte, so decompression is
+a gather and a multiply-add on any device.
 """
 
 import math
-import zlib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from undrift.packs.digits import BASES, packed, restored, shortest, table
 from undrift.packs.shift import Shift, as_rows, only
 
 ROUNDS = 12
 """Alternations between the nearest multiples and the best step; the error falls in each, and by then hardly."""
 
-MOST_LEVELS = 16
+MOST_LEVELS = 255
+"""What a byte tells apart."""
+
+DEAD_ZONE = 0.6
+"""The part of a step below which a shift is 0. Rounding has 0.5; zeros are cheap."""
+
+MOST_GAIN = 3.0
+"""A kernel of which few shifts are more than 0 does not multiply these further."""
+
+ALIKE = 0.05
+"""The part of a step that multiples of it may be off, after they were added to a float32 weight and taken off again."""
 
 
 class SteppedShift(Shift):
@@ -43,7 +52,6 @@ class SteppedShift(Shift):
         """
         assert 2 <= levels <= MOST_LEVELS, levels
         rows = as_rows(shift)
-        most = (levels - 1) / 2
         # From the step of levels that a Gaussian fills evenly to that of least squares.
         step = rows.square().mean(1).sqrt() * (4.0 / levels if levels > 2 else 1.6)
         for _ in range(ROUNDS):
@@ -54,8 +62,30 @@ class SteppedShift(Shift):
         # A shift that was compressed before has its own step, which the alternation need not find.
         least = rows.abs().masked_fill(rows == 0, torch.inf).amin(1).nan_to_num(posinf=0.0) * (2 - levels % 2)
         step = torch.where(_error(rows, least, levels, dead_zone) < _error(rows, step, levels, dead_zone), least, step)
-        c = _multiples(rows, step, levels, dead_zone)
-        return cls(_packed((c + most).round().to(torch.uint8).flatten(), levels), step, levels, tuple(shift.shape))
+        return cls._with(_multiples(rows, step, levels, dead_zone), step, levels, tuple(shift.shape))
+
+    @classmethod
+    def at(cls, shift: Tensor, step: Tensor) -> "SteppedShift":
+        """Return a shift in multiples of about these steps, one per kernel.
+
+        What was below a step is lost, so the steps grow until each kernel's shift has its whole length again along its
+        own direction: ⟨restored, shift⟩ = ⟨shift, shift⟩. Rounding errors of a thousand weights cancel in a sum, but a
+        shift that is too short everywhere does not, which is what least squares gives.
+        """
+        rows = as_rows(shift)
+        c, own = in_steps(rows, step)
+        power = (rows * c).sum(1)
+        whole = rows.square().sum(1) / power.clamp(min=torch.finfo(torch.float32).tiny)
+        exact = (rows - own.unsqueeze(1) * c).abs().amax(1) <= 2 * ALIKE * own
+        grown = torch.where(exact, own, torch.minimum(whole, MOST_GAIN * own))
+        # As the file holds it.
+        own = torch.where(power > 0, grown, 0.0).to(torch.bfloat16).float()
+        return cls._with(c, own, 2 * max(1, int(c.abs().max())) + 1, tuple(shift.shape))
+
+    @classmethod
+    def _with(cls, c: Tensor, step: Tensor, levels: int, shape: tuple[int, ...]) -> "SteppedShift":
+        digits = (c + (levels - 1) / 2).round().to(torch.uint8).flatten()
+        return cls(packed(digits, levels), step, levels, shape)
 
     def to(self, device: torch.device | str) -> "SteppedShift":
         """Return the same shift on a device."""
@@ -68,47 +98,59 @@ class SteppedShift(Shift):
     def added_to(self, source: Tensor) -> Tensor:
         """Return source + shift."""
         wide = torch.promote_types(source.dtype, torch.float32)
-        table = _table(self.levels, self.digits.device, wide)
-        c = table.index_select(0, self.digits.int()).view(-1)[: source.numel()].view(len(self.step), -1)
+        rows_of = table(self.levels, self.digits.device, wide)
+        c = rows_of.index_select(0, self.digits.int()).view(-1)[: source.numel()].view(len(self.step), -1)
         rows = source.detach().to(wide).reshape(c.shape)
         # In place: c is ours, and a network's worth of memory need not be asked for twice.
         return c.mul_(self.step.to(wide).unsqueeze(1)).add_(rows).view(self.shape).to(source.dtype)
 
     def stored(self) -> dict[str, Tensor]:
-        """Return digits and steps; the digits Huffman-coded where that is shorter."""
-        plain = self.digits.cpu().contiguous().numpy().tobytes()
-        coder = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
-        coded = coder.compress(plain) + coder.flush()
-        shorter = min(plain, coded, key=len)
-        return {"digits": torch.frombuffer(bytearray(shorter), dtype=torch.uint8), "step": self.step.cpu()}
+        """Return digits and steps, as short as a Huffman code makes them."""
+        half = self.step.to(torch.bfloat16)
+        step = half if torch.equal(half.float(), self.step) else self.step
+        return {**self._shortest[0], "step": step.cpu()}
 
     def described(self) -> dict[str, Any]:
-        """Return how many levels there are."""
-        return {"levels": self.levels}
+        """Return how many levels there are, and in which base the file's digits are where that is another."""
+        base = self._shortest[1]
+        return {"levels": self.levels} | ({} if base == self.levels else {"base": base})
+
+    @cached_property
+    def _shortest(self) -> tuple[dict[str, Tensor], int]:
+        return shortest(self.digits, self.levels, math.prod(self.shape))
 
     @classmethod
     def read(cls, shape: tuple[int, ...], described: Mapping[str, Any], stored: Mapping[str, Tensor]) -> "SteppedShift":
         """Return the shift that a file describes."""
         levels = int(described["levels"])
+        base = int(described.get("base", levels))
         if not 2 <= levels <= MOST_LEVELS:
             raise ValueError(f"{levels} levels; needed: 2 to {MOST_LEVELS}")
-        digits, step = only(stored, digits=(torch.uint8, None), step=(torch.float32, (shape[0],)))
-        length = -(-math.prod(shape) // per_byte(levels))
-        if digits.numel() < length:  # coded, as what is not shorter is stored plain
-            digits = _decoded(digits, length)
-        if digits.numel() != length or int(digits.max()) >= levels ** per_byte(levels):
-            raise ValueError("its digits do not fit its shape and levels")
-        return cls(digits, step, levels, shape)
+        if base != levels and (base not in BASES or not levels % 2 or base > levels):
+            raise ValueError(f"digits of base {base} for {levels} levels")
+        half = "step" in stored and stored["step"].dtype == torch.bfloat16
+        needed: dict[str, tuple[torch.dtype, tuple[int, ...] | None]] = {"digits": (torch.uint8, None)}
+        needed |= {} if base == levels else {"beyond": (torch.uint8, None)}
+        needed["step"] = torch.bfloat16 if half else torch.float32, (shape[0],)
+        *parts, step = only(stored, **needed)
+        digits = restored(dict(zip(needed, parts, strict=False)), base, levels, math.prod(shape))
+        return cls(digits, step.float(), levels, shape)
 
 
-def per_byte(levels: int) -> int:
-    """Return how many digits of this base a byte holds.
+def in_steps(rows: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the multiples that shifts become, and the steps they are of: the given ones, or such as hold more.
 
-    Examples:
-        >>> [per_byte(levels) for levels in (2, 3, 4, 7, 16)]
-        [8, 5, 4, 2, 2]
+    A kernel whose largest shift is beyond the levels gets a longer step. One that has been in multiples of a step not
+    much finer than this keeps them: a pack that was loaded and saved again loses nothing.
     """
-    return next(count for count in range(8, 0, -1) if levels**count <= 256)
+    most = (MOST_LEVELS - 1) // 2
+    own = torch.maximum(step.to(rows), rows.abs().amax(1) / most)
+    least = rows.abs().masked_fill(rows.abs() < own.unsqueeze(1) / 4, torch.inf).amin(1).nan_to_num(posinf=0.0)
+    before = _multiples(rows, least, MOST_LEVELS, 0.5)
+    finer = (before * rows).sum(1) / before.square().sum(1).clamp(min=1)
+    off = (rows - finer.unsqueeze(1) * before).abs().amax(1)
+    own = torch.where((least > 0) & (off <= ALIKE * finer), finer, own)
+    return _multiples(rows, own, MOST_LEVELS, DEAD_ZONE), own
 
 
 def _multiples(rows: Tensor, step: Tensor, levels: int, dead_zone: float) -> Tensor:
@@ -123,31 +165,3 @@ def _multiples(rows: Tensor, step: Tensor, levels: int, dead_zone: float) -> Ten
 def _error(rows: Tensor, step: Tensor, levels: int, dead_zone: float) -> Tensor:
     """Return the squared error of each kernel's shifts in multiples of a step."""
     return (rows - step.unsqueeze(1) * _multiples(rows, step, levels, dead_zone)).square().sum(1)
-
-
-def _packed(digits: Tensor, levels: int) -> Tensor:
-    """Return digits packed into bytes, the first digit of a byte being its most significant."""
-    count = per_byte(levels)
-    padded = torch.cat([digits, digits.new_full((-len(digits) % count,), levels // 2)]).view(-1, count)
-    packed = torch.zeros_like(padded[:, 0])
-    for place in range(count):
-        packed = packed * levels + padded[:, place]
-    return packed
-
-
-@lru_cache(maxsize=32)
-def _table(levels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the multiples that each byte stands for: 256 rows."""
-    byte, count = torch.arange(256), per_byte(levels)
-    digits = [byte // levels**place % levels for place in reversed(range(count))]
-    return (torch.stack(digits, 1) - (levels - 1) / 2).to(device, dtype)
-
-
-def _decoded(coded: Tensor, length: int) -> Tensor:
-    """Return the bytes of a Huffman code; never more than asked for, whatever the file says."""
-    decoder = zlib.decompressobj(-15)
-    try:
-        plain = decoder.decompress(coded.numpy().tobytes(), length + 1)
-    except zlib.error as error:
-        raise ValueError(f"its digits cannot be decoded: {error}") from error
-    return torch.frombuffer(bytearray(plain), dtype=torch.uint8) if plain else coded.new_empty(0)

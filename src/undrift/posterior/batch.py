@@ -55,24 +55,21 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def to_device(images: Tensor, model: nn.Module) -> Tensor:
-    """Return the images where the network is; in its precision, where that is a half one."""
-    device = device_of(model)
-    half = _half(model)
-    if half is None or not images.is_floating_point() or torch.is_autocast_enabled(device.type):
-        return images.to(device, non_blocking=True)
-    return images.to(device, half, non_blocking=True)
+    """Return the images where the network is, and in the precision of its weights."""
+    return images.to(device_of(model), _precision(model, images), non_blocking=True)
 
 
-def _half(model: nn.Module) -> torch.dtype | None:
-    """Return float16 or bfloat16 where all weights are that: such a network takes no other images.
+def _precision(model: nn.Module, images: Tensor) -> torch.dtype:
+    """Return the precision for the images: that of all weights, their own where weights are of several.
 
-    Vectors are not asked, norm layers often stay in float32; nor is the noise, which always does. Any other network is
-    known by its first weight.
+    Vectors are not asked, norm layers often stay in float32; nor is the noise, which always does. Autocast converts
+    images itself, but none of float64.
     """
-    found = None
-    for parameter in (model.net if isinstance(model, Perturbed) else model).parameters():
-        if parameter.ndim > 1 and parameter.is_floating_point():
-            if parameter.dtype not in (torch.float16, torch.bfloat16) or found not in (None, parameter.dtype):
-                return None
-            found = parameter.dtype
-    return found
+    net = model.net if isinstance(model, Perturbed) else model
+    weights = (p.dtype for p in net.parameters() if p.ndim > 1 and p.is_floating_point())
+    first = next(weights, images.dtype)
+    if first == images.dtype or not images.is_floating_point():  # no more weights to ask
+        return images.dtype
+    if images.dtype is not torch.float64 and torch.is_autocast_enabled(device_of(model).type):
+        return images.dtype
+    return first if all(other == first for other in weights) else images.dtype

@@ -11,6 +11,9 @@ images' means and t² that of their second moments, d the distance on average ov
 By chance d is 1/n + 1/most: it is KL(batch ‖ kept), to second order, over what a single image scatters by.
 Statistics that the batch speaks against are forgotten by that alone. The prior and the domain together stay worth at
 least N₀ images: a few images are no domain, and statistics of their own take out what tells their classes apart.
+
+Images of few classes are a sample of their domain to the first layers, which see its colours and its noise, and none to
+the last ones, which see its classes. Where they are not to count, they count in the first half of the layers only.
 """
 
 import copy
@@ -37,7 +40,7 @@ TELLING = 16
 
 FLOOR, TINY = 1e-4, 1e-12  # the least scatter, as a part of the variance; the least of all
 
-How = Literal["batch", "kept", "prior", "again"]
+How = Literal["batch", "kept", "again"]
 Moments = tuple[Tensor, Tensor]
 
 
@@ -55,23 +58,22 @@ class LayerStatistics:
         self.worth = mean.new_tensor([prior, 0.0])
         self._answering: Moments | None = None
         self._batch: tuple[Tensor, Tensor, Tensor, int] | None = None
+        self.away = mean.new_zeros(())  # of the last batch's means: squared, in what single images scatter by
 
-    def of(self, how: How, x: Tensor, prior: float) -> Moments:
-        """Return mean and variance to normalise a batch by."""
+    def of(self, how: How, x: Tensor, prior: float, early: bool = False) -> Moments:
+        """Return mean and variance to normalise a batch by; `early` says whether it is one of the first layers."""
         if how == "again" and self._answering is not None:
-            return self._answering
-        if how == "kept":
-            self._answering = _mixed(self.rows[0], self.rows[1], self.worth)
-            return self._answering
-        if how == "prior":
-            self._answering = self.rows[0][0], self.rows[1][0]
             return self._answering
         count = len(x)
         mean, var, scatter = _moments(x)
         worth = self._told((mean, var), scatter, count, prior) if count >= TELLING else self.worth
+        if how == "kept" and not early:
+            self._answering = _mixed(self.rows[0], self.rows[1], worth)
+            return self._answering
         rows = [torch.cat([kept, own[None]]) for kept, own in zip(self.rows, (mean, var), strict=True)]
         self._answering = _mixed(rows[0], rows[1], torch.cat([worth, worth.new_tensor([float(count)])]))
-        self._batch = mean, var, worth, count
+        if how == "batch":
+            self._batch = mean, var, worth, count
         return self._answering
 
     def take(self) -> Tensor | None:
@@ -96,6 +98,7 @@ class LayerStatistics:
         most = torch.stack([torch.full_like(self.worth[0], MOST), self.worth[1]])
         away = [(own - kept).square() / by for own, kept, by in zip(batch, self.rows, scatter, strict=True)]
         distance = 0.5 * (away[0] + away[1]).mean(1)
+        self.away = away[0].mean(1).min()
         beyond = (distance - SLACK * (1 / count + 1 / most)).clamp_min(0)
         worth = (1 / (1 / most + beyond)).nan_to_num(0.0)
         return worth * (prior / worth.sum().clamp_min(TINY)).clamp_min(1.0)
@@ -126,26 +129,27 @@ class DomainStatistics:
         """Normalise by these statistics for the length of a `with` block.
 
         Args:
-            how: "batch" counts the batch of each pass; "kept" leaves it out; "prior" leaves out the domain as well;
-                "again" takes those of the last pass.
+            how: "batch" counts the batch of each pass; "kept" does in the first half of the layers only; "again" takes
+                those of the last pass.
         """
         policies = [(policy, self.layers[policy.name]) for policy in _tracked(model) if policy.name in self.layers]
         try:
-            for policy, layer in policies:
-                policy.given = lambda x, layer=layer: layer.of(how, x, self.prior)
+            for place, (policy, layer) in enumerate(policies):
+                early = 2 * (place + 1) <= len(policies)
+                policy.given = lambda x, layer=layer, early=early: layer.of(how, x, self.prior, early)
             yield
         finally:
             for policy, _ in policies:
                 policy.given = None
 
-    @torch.no_grad()
-    def foreign(self) -> bool:
-        """Return whether the last batch speaks against what was seen: worth fewer than N₀ images in half the layers."""
-        told = [torch.stack([layer._batch[2][1], layer.worth[1]]) for layer in self.layers.values() if layer._batch]
-        if not told:
-            return False
-        seen, before = torch.stack(told).median(0).values.tolist()
-        return bool(before >= TELLING and seen < self.prior)
+    @property
+    def away(self) -> Tensor:
+        """By how much the means that the last layer found last are away from those kept.
+
+        It is their squared distance from the nearer of the source's and the domain's, on average over channels, over
+        what single images scatter by.
+        """
+        return next(reversed(self.layers.values())).away
 
     @torch.no_grad()
     def take(self) -> bool:

@@ -19,6 +19,7 @@ from undrift.posterior.prior import PriorRow
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
 from undrift.posterior.swap import Trained
+from undrift.posterior.unfitting import refuse_unfitting
 from undrift.system.interrupts import uninterrupted
 from undrift.system.validate import generator_or_seed
 
@@ -111,10 +112,12 @@ class Perturbed(nn.Module):
             return self.net(*args, **kwargs)
         try:
             return self._inputs.call(self.net, args, kwargs)
-        except BaseException:
+        except BaseException as error:
             # PyTorch calls no hook on Ctrl-C: a norm layer would keep the statistics of half a pass, and a layer with
             # a low-rank mean the weights of one.
             self.settle()
+            if isinstance(error, Exception) and args and isinstance(args[0], torch.Tensor):
+                refuse_unfitting(self.net, args[0], error)
             raise
 
     def settle(self) -> None:

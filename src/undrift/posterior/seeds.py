@@ -8,7 +8,8 @@ same key gives the same noise, on any batch split, on any rank, and when a check
 import itertools
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.keys import key_of_use
 from undrift.posterior.replay import Replay
 from undrift.system.private import frame_watcher, hidden_from_compiler, in_backward, in_function_transform
-from undrift.system.ranks import Share, rank
+from undrift.system.ranks import Share, divided, rank
 
 T = TypeVar("T")
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
@@ -179,6 +180,15 @@ class Key(nn.Module):
     def whole(self, rows: Tensor) -> Tensor:
         """Return the rows of the whole batch, given those of this process."""
         return rows if self.share is None else self.share.whole(rows)
+
+    @contextmanager
+    def dividing(self, batch: Tensor) -> Iterator[Tensor]:
+        """Give this process its part of a batch that every process holds, for as long as it passes."""
+        self.share, mine = divided(batch)
+        try:
+            yield mine
+        finally:
+            self.share = None
 
     # What layers ask for -----------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ undrift recipe".
 
 from functools import partial
 
-from undrift.keep import Ensemble
 from undrift.likelihood import Nrc, Teacher
 from undrift.options import PAPER
 from undrift.recipes.method import Method
@@ -59,8 +58,15 @@ ROWS = (
         "undrift 2026",
         ("stream", "adapt"),
         _POSTERIOR.replace(init_fraction=0.1),
-        partial(Teacher, memory=20_000, other=False, share=0.0, prior_images=_PRIOR_IMAGES),
-        (partial(Ensemble, ensemble=1.0),),
+        partial(
+            Teacher,
+            memory=4000,
+            most_views=1,
+            other=False,
+            share=0.0,
+            certainty=0.3,
+            prior_images=_PRIOR_IMAGES,
+        ),
         by_loop={"adapt": _OVER_EPOCHS},
     ),
 )

@@ -20,7 +20,7 @@ from undrift._errors import DataError, ProcessLost
 Rows = TypeVar("Rows", list[int], Tensor)
 
 AT_ONCE = 2**25
-"""Bytes of gradients that are summed in one message: a copy of them all would be another network."""
+"""Bytes of tensors that travel in one message: a copy of all gradients would be another network."""
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _FAILED = -1  # in place of a number of rows
@@ -151,6 +151,15 @@ def share_rows(images: Tensor, places: Tensor) -> tuple[Share, Tensor, Tensor]:
     return Share((sum(rows),) * len(rows), rank(), alike=True), share.join(images), everywhere
 
 
+def divided(batch: Tensor) -> tuple[Share | None, Tensor]:
+    """Return how a batch that every process holds is divided among them, and this one's part of it."""
+    count = processes()
+    if count == 1 or len(batch) < count:
+        return (None if count == 1 else Share((len(batch),) * count, rank(), alike=True)), batch
+    bounds = (part_of(len(batch), number, count) for number in range(count))
+    return Share(tuple(last - first for first, last in bounds), rank()), part(batch)
+
+
 def tell_failure(error: Exception) -> None:
     """Let the other processes, which wait for this one's part of a batch, raise its error too."""
     facts = torch.zeros(12, dtype=torch.int64)
@@ -169,31 +178,31 @@ def _told(mine: str) -> str:
 
 def summed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Add up tensors over all processes, in place."""
+    _say(tensors, lambda row: _call(dist.all_reduce, row, sent=row))
+    return tensors
+
+
+def from_first(tensors: Sequence[Tensor]) -> None:
+    """Give these tensors the values that they have in the first process."""
+    _say(tensors, lambda row: _call(dist.broadcast, row, 0, sent=row))
+
+
+@torch.no_grad()
+def _say(tensors: Sequence[Tensor], say: Callable[[Tensor], None]) -> None:
+    """Change tensors in place by a message, as many of them in one as are alike."""
     if processes() == 1:
-        return tensors
-    waiting: list[Tensor] = []
+        return
+    tensors, waiting = sorted(tensors, key=lambda t: f"{t.dtype} {t.device}"), list[Tensor]()
     for number, tensor in enumerate(tensors):
         waiting.append(tensor)
         later = tensors[number + 1] if number + 1 < len(tensors) else None
         alike = later is not None and later.dtype == tensor.dtype and later.device == tensor.device
         if not alike or sum(t.numel() * t.element_size() for t in waiting) >= AT_ONCE:
             row = torch.cat([t.reshape(-1) for t in waiting])
-            _call(dist.all_reduce, row, sent=row)
+            say(row := row.to(_place()) if dist.get_backend() == "nccl" else row)
             for t, values in zip(waiting, row.split([t.numel() for t in waiting]), strict=True):
                 t.copy_(values.view(t.shape))
             waiting = []
-    return tensors
-
-
-def from_first(tensors: Sequence[Tensor]) -> None:
-    """Give these tensors the values that they have in the first process."""
-    if processes() > 1:
-        for tensor in tensors:
-            device = tensor.device if tensor.is_cuda or dist.get_backend() != "nccl" else _place()
-            copy = tensor.detach().to(device, copy=True).contiguous()
-            _call(dist.broadcast, copy, 0, sent=copy)
-            with torch.no_grad():
-                tensor.copy_(copy)
 
 
 def texts(mine: str) -> list[str]:

@@ -1,6 +1,5 @@
 """What a run must not lose or mistake: pictures of the user's, epochs in memory, the images it began with."""
 
-import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 
 import undrift
 import undrift_bench.train
+from faults import full_disk
 from undrift.images import FileDomain, Preprocess, TensorDomain
 from undrift_bench.train import TrainOptions, train_source
 
@@ -38,21 +38,13 @@ def test_a_run_that_goes_on_draws_over_its_own_curve(domain: TensorDomain, quick
 
 @pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_is_one_warning(
-    domain: TensorDomain, quick: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    domain: TensorDomain, quick: TrainOptions, tmp_path: Path
 ) -> None:
-    fsync, failed = os.fsync, []
-
-    def full(handle: int) -> None:
-        if len(failed) < 3:
-            failed.append(handle)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        fsync(handle)
-
-    monkeypatch.setattr("undrift.system.atomic.os.fsync", full)
-    with pytest.warns(undrift.UndriftWarning, match=r"a\.checkpoint\.pt, .*No space left.*needed: room") as said:
+    said_of = pytest.warns(undrift.UndriftWarning, match=r"a\.checkpoint\.pt, .*No space left.*needed: room")
+    with full_disk(3), said_of as said:
         result = train_source(domain, tmp_path / "a.safetensors", quick, progress=False)
     assert len(said) == 1
-    assert (len(failed), len(result.history)) == (3, 4)
+    assert len(result.history) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.safetensors"]
 
 
