@@ -64,6 +64,7 @@ from undrift_bench.bench.offline.tiny import tiny_setup
 
 SIZE = 250  # images of a batch that is answered
 LOOKED_AT, LABELLED = 512, 500  # of the target, for the label-free estimate; of the source, for its baselines
+DRAWS = 4  # of an answer where ways to store are compared, one for each view: all ways have the same noise
 
 ROUTER = "sketches"
 """By what packs are chosen; records that do not say were made by evidence alone, every layer alike."""
@@ -279,12 +280,12 @@ class Pacs:
         count = self.asked.score or len(target)
         with quickly(self.device, self.request.fast):
             images = torch.cat([self.ask_of(part) for part in target.images[:count].split(SIZE)])
-            ways = stored_ways(net, self.pack(task, seed), images, target.labels[:count])
+            ways = stored_ways(net, self.pack(task, seed), images, target.labels[:count], samples=DRAWS)
         about = machine(self.device) | {
             "network": "ResNet-50",
             "network bytes": sum(t.nbytes for t in net.state_dict().values()),
         }
-        one = {"ways": ways, "images": len(images), "seed": seed}
+        one = {"ways": ways, "images": len(images), "samples": DRAWS, "seed": seed}
         gather(self.request.results / "compression.json", {"pacs": about | {"tasks": {task.name: one}}})
         return ", ".join(f"{way} {percent(found['accuracy'])}" for way, found in ways.items())
 
