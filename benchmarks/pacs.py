@@ -182,6 +182,7 @@ class Pacs:
             numbers = dict(self.running(cell, Bar("pacs", 1, False), self.look, task))
         if store.finished(cell) is None:
             store.put(cell, {**machine(self.device), "fast": self.request.fast, **numbers, "warnings": heard})
+        torch.cuda.empty_cache()
         ways = self.route(task, seed)
         verdict = self.running.history.verdict
         assert verdict is not None
@@ -371,7 +372,12 @@ def main(given: Sequence[str]) -> int:
     pacs = Pacs(asked)
     torch.zeros(1, device=pacs.device)  # the first use of a GPU takes seconds, and images may be still on their way
     jobs = SharedJobs(asked.cache / "jobs", pacs.jobs())
-    jobs.work(asked.seconds, lambda line: print(time.strftime("%H:%M:%S"), line, flush=True))
+
+    def say(line: str) -> None:
+        torch.cuda.empty_cache()  # what ten draws at once took is for the others now; nothing without a GPU
+        print(time.strftime("%H:%M:%S"), line, flush=True)
+
+    jobs.work(asked.seconds, say)
     return int(any(jobs.failed(job.name) for job in jobs.jobs))
 
 
