@@ -103,3 +103,12 @@ def test_a_sketch_is_the_same_after_saving_and_loading(tmp_path: Path) -> None:
     assert before.keys() == again.keys()
     assert before["sketch.correlation"].dtype == torch.int8
     assert all(torch.equal(tensor, again[name]) for name, tensor in before.items())
+
+
+def test_autocast_rounds_nothing_that_images_are_told_apart_by(tmp_path: Path) -> None:
+    net = network(lambda: nn.BatchNorm2d(8))
+    packs, images = undrift.packs(net, *packs_of(tmp_path, net)), of("warm", 200, 50)
+    exact = packs.predict(images, samples=1).pack
+    with torch.autocast("cpu", torch.bfloat16):  # the network rounds, too
+        rounded = packs.predict(images, samples=1).pack
+    assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= 195

@@ -111,17 +111,17 @@ def adapted_answers(
         return forward(model, images)
 
     with evaluating(model), _as_in_a_stream(model) if in_a_stream else one_pass(model):
-        found = _all(model, ask, batches, combined(names), in_a_stream)
+        logits = _all(model, ask, batches, combined(names), in_a_stream)
     safe = tuple(names)
     if test is not None:
         for place, name in enumerate(names):
-            test.look(found[0], name, found[2**place])
+            test.look(logits[0], name, logits[2**place])
         safe = test.passed or ()
         unsafe = sum(2**place for place, name in enumerate(names) if name not in safe)
-        found = found[[at for at in range(len(found)) if not at & unsafe]]
-    if len(found) > 1 and model.options.answer_views and not in_a_stream:
-        found[0] = found.log_softmax(-1).logsumexp(0) - math.log(len(found))
-    return safe, found
+        logits = logits[[at for at in range(len(logits)) if not at & unsafe]]
+    if len(logits) > 1 and model.options.answer_views and not in_a_stream:
+        logits[0] = logits.log_softmax(-1).logsumexp(0) - math.log(len(logits))
+    return safe, logits
 
 
 @torch.no_grad()

@@ -101,4 +101,4 @@ class Router:
         apart, kept = source - own, self.compared[number]
         if kept.weights is None or not bool(kept.weights.sum() > 0):
             return apart.mean(1)
-        return apart @ kept.weights / kept.weights.sum() - kept.threshold
+        return (apart * kept.weights).sum(1) / kept.weights.sum() - kept.threshold

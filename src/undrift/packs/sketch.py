@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.packs.moments import ImageMoments
+from undrift.posterior.noise import without_autocast
 
 VERSION = 1
 """Of these numbers; packs with others are compared by evidence alone."""
@@ -35,8 +36,9 @@ def numbers(seen: ImageMoments) -> Tensor:
     var = seen.var.nan_to_num(0.0).clamp_min(FLOOR)  # one position has no variance
     parts = [seen.mean / (var + seen.mean.square()).sqrt(), var.log()]
     signs = _signs(tuple(seen.layers.values()), var.device)
-    # What is not finite counts as 0 before the product, which would carry it into every layer's sums.
-    return torch.cat([part.nan_to_num(0.0, 0.0, 0.0) @ signs for part in parts], 1)
+    with without_autocast(var.device):  # sums in bfloat16 have too few digits to tell domains apart
+        # What is not finite counts as 0 before the product, which would carry it into every layer's sums.
+        return torch.cat([part.nan_to_num(0.0, 0.0, 0.0) @ signs for part in parts], 1)
 
 
 @lru_cache(maxsize=8)
@@ -126,4 +128,6 @@ class Discriminant:
 
     def scores(self, seen: ImageMoments) -> Tensor:
         """Return how near images are to each domain, images × domains; the greater, the nearer."""
-        return (numbers(seen) - self._centre) @ self._weights - self._offset
+        rows = numbers(seen) - self._centre
+        with without_autocast(rows.device):
+            return rows @ self._weights - self._offset
