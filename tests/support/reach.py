@@ -47,7 +47,8 @@ def _source(module: str, name: str) -> str:
     if module in PUBLIC and name in exported(module):
         return module
     place = ROOT.joinpath("src", *module.split("."), name)
-    return f"{module}.{name}" if place.with_suffix(".py").exists() or place.is_dir() or re.match("_[a-z]", name) else module
+    is_module = place.with_suffix(".py").exists() or place.is_dir()
+    return f"{module}.{name}" if is_module or re.match("_[a-z]", name) else module
 
 
 def main() -> None:
