@@ -225,5 +225,5 @@ def test_mirror_images_tell_unless_they_alone_change_labels(mirrored: int, shift
     x[:, 0, 8, 4] = sign
     x[:, 0, 8, 11] = sign * (1 - 2 * (torch.arange(12) < mirrored).float())
     x[:, 0, 7, 3] = sign * (1 - 2 * (torch.arange(12) < shifted).float())
-    disagree, _, _ = Teacher(prior_images=16).doubt(undrift.perturb(Spots().eval(), layers=()), x)
+    disagree = Teacher(prior_images=16).doubt(undrift.perturb(Spots().eval(), layers=()), x).views
     assert disagree * 12 == pytest.approx(believed)

@@ -273,7 +273,7 @@ def test_a_twin_has_the_prior_of_its_mean_and_no_noise() -> None:
     for name in ("undrift", "undrift-sigma-0", "undrift-light-sigma-0"):
         row, camera = rows[name], [images, images]
         stream = undrift.stream(
-            copy.deepcopy(net), iter(camera), method=row.method, views="mirror", seed=0, **row.settings
+            copy.deepcopy(net), iter(camera), method=row.method, views="mirror", gather=64, seed=0, **row.settings
         )
         list(stream)
         model, found[name] = stream.model, stream.latest["kl"]
