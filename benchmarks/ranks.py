@@ -21,7 +21,7 @@ The bar, set before any of it ran: at least 0.9 in the median turn.
 Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 128] [--batch 64] [--turns 3]
 Hardware:  two CPU cores, each process bound to one.
 Seeds:     0.
-Output:    ranks-BATCH.json under --results, with each turn and how busy others kept the cores in it.
+Output:    ranks-IMAGES.json under --results, with each turn and how busy others kept the cores in it.
 """
 
 import argparse
@@ -130,7 +130,7 @@ def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[
             float((one[n].double() - two[n].double()).abs().max()) for n in one if one[n].numel()
         ),
     }
-    write_text(asked.results / f"ranks-{asked.batch}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(asked.results / f"ranks-{asked.images}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps({name: value for name, value in record.items() if name != "turns"}, indent=1))
 
 

@@ -54,6 +54,7 @@ CERTAIN = (
 TWINS = {
     "undrift": "undrift-sigma-0",
     "undrift-light": "undrift-light-sigma-0",
+    "undrift-spare": "undrift-spare-sigma-0",
     "vmp:paper": "vmp-sigma-0",
     "vmp-shot:paper": "vmp-shot-sigma-0",
     "vmp-roid": "roid",
@@ -65,8 +66,8 @@ OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanati
 
 
 SUMMARY = (
-    *("undrift", "undrift-sigma-0", "undrift-light", "roid", "roid-views", "cotta", "cotta-8-views", "tent"),
-    *("norm-stats", "vmp:paper", "source"),
+    *("undrift", "undrift-sigma-0", "undrift-light", "undrift-spare", "undrift-spare-sigma-0"),
+    *("roid", "roid-views", "cotta", "cotta-8-views", "tent", "norm-stats", "vmp:paper", "source"),
 )
 """README's rows; those that were not run are left out."""
 BRIEFLY = (*report.COLUMNS[:4], *report.COLUMNS[5:7])  # without AUGRC, with the time
@@ -96,7 +97,7 @@ def online(
     source = next(n for n in bench.networks if network in ("", n.name))
     part = report.StreamTable(bench, Store(request.results / name), request, source, bench.settings[0])
     heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
-    run = [row for row in bench.rows if part.records(row)]
+    run = [row for row in part.rows if part.records(row)]
     if not run:
         return f"{heading} Not run yet."
     lines = []
@@ -116,7 +117,7 @@ def online(
     header = ["method", error.title, *["published %"] * published, *(column.title for column in others)]
     below = footnotes({row.label: part.records(row) for row in shown})
     below += [f"- {bench.note}"] if bench.note and published else []  # what the published values beside ours are of
-    left = _left(len(bench.rows), run, shown, [name], records)
+    left = _left(len(part.rows), run, shown, [name], records)
     return _block(heading, about(all_found), table(header, lines), _below(shown, below, left))
 
 
@@ -238,13 +239,11 @@ def _number(record: Record, name: str) -> float | None:
 
 def ablation(request: Request) -> str:
     """Return `undrift` with one change each: what every part of it is worth."""
-    heading = "**`undrift` with one change each.**"
+    heading = "**`undrift` as it was before its trials, and with one change each.**"
     blocks = []
     for part in stream_tables(replace(request, images=SHORT)):
-        own = {row.name: row for row in part.rows}
-        run = [row for row in part.bench.ablation if part.records(row)]
-        if run and part.records(own["undrift"]):
-            rows = [own[name] for name in ("undrift", "undrift-sigma-0") if part.records(own[name])] + run
+        rows = [row for row in part.bench.ablation if part.records(row)]
+        if rows:
             found = [record for row in rows for record in part.records(row)]
             columns = in_use(COLUMNS[:4], found)
             lines = [[title(row), *(column.text(part.records(row)) for column in columns)] for row in rows]

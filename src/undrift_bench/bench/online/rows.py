@@ -25,6 +25,9 @@ ROIDS = (
 
 RANKS = (8, 16, 32, 64)
 
+# What `undrift` was before its trials (benchmarks/recipe_trials.py): less noise, and no image is looked at again.
+SPARE: dict[str, Any] = {"init_fraction": 0.04, "replay": 0}
+
 OVER_VIEWS = {"answer_views": ("auto",)}  # the label-free rule by which undrift takes its own
 
 # What readers have to know of a row's values; see docs/explanation/how-numbers-are-made.md.
@@ -123,22 +126,24 @@ def online_rows(data: str, get: Callable[[str], Any] | None = None) -> list[Meth
 
 
 def ablation_rows(data: str) -> list[MethodRow]:
-    """Return the rows of `--only ablation`: `undrift` with one change each."""
+    """Return the rows of `--only ablation`: the spare `undrift`, and the same with one change each."""
 
     def row(name: str, title: str, why: str, cost: float, **change: Any) -> MethodRow:
         how: dict[str, Any] = {"control": True, "cost": cost, "why": why, "title": title, "group": "ablation"}
-        return MethodRow(f"undrift-{name}", variant("undrift", data), change, **how)
+        return MethodRow(f"undrift-{name}", variant("undrift", data), SPARE | change, **how)
 
+    spare = "undrift, σ² = 0.04 Var, no replay"
     return [
-        row("no-teacher", "without teacher", "the target is the network's own last state", 8.0, memory=1),
-        row("no-views", "without views", "no view is taken for safe", 4.0, views=()),
-        row("one-draw", "one draw per step", "no second draw, of another view", 6.0, other=False),
-        row("no-replay", "without replay", "images that were sure are not looked at again", 8.0, replay=0),
-        row("less-noise", "σ² = 0.04 Var", "less noise", 8.0, init_fraction=0.04),
-        row("no-kl", "without KL", "nothing holds the mean to the source's weights", 8.0, kl_weight=0.0),
-        row("whole-kl", "KL with its full weight", "the bound as it stands", 8.0, kl_weight=1.0),
-        row("frozen", "frozen mean", "noise and norm layers alone, as in the paper", 6.0, mean_rank=0),
-        *(row(f"rank-{r}", f"mean of rank {r}", "from the kernel's directions", 8.0, mean_rank=r) for r in RANKS),
+        row("spare", spare, "what are more noise and replay worth?", 8.0),
+        row("spare-sigma-0", "undrift, σ = 0, no replay", "is it the noise?", 8.0, **NO_VARIANCE),
+        row("no-teacher", "… without teacher", "the target is the network's own last state", 8.0, memory=1),
+        row("no-views", "… without views", "no view is taken for safe", 4.0, views=()),
+        row("one-draw", "… one draw per step", "no second draw, of another view", 6.0, other=False),
+        row("replay", "… with replay", "images that were sure are looked at again", 8.0, replay=1000),
+        row("no-kl", "… without KL", "nothing holds the mean to the source's weights", 8.0, kl_weight=0.0),
+        row("whole-kl", "… KL with its full weight", "the bound as it stands", 8.0, kl_weight=1.0),
+        row("frozen", "… frozen mean", "noise and norm layers alone, as in the paper", 6.0, mean_rank=0),
+        *(row(f"rank-{r}", f"… mean of rank {r}", "from the kernel's directions", 8.0, mean_rank=r) for r in RANKS),
     ]
 
 
