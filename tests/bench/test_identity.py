@@ -108,6 +108,12 @@ def test_a_stale_record_with_a_note_is_shown_without_what_it_withholds(tmp_path:
     assert footnotes({"tent": [shown]}) == ["- † tent: error only: another scale."]
 
 
+def test_a_row_of_another_machine_says_so() -> None:
+    rows = {"tent": [{"hardware": "A"}], "roid": [{"hardware": "A"}], "undrift": [{"hardware": "B"}]}
+
+    assert footnotes(rows) == ["- undrift: run on B."]
+
+
 def test_a_hash_knows_options_likelihood_and_keepers_and_no_address() -> None:
     plain = fingerprint("roid", {}, "stream")
     changed = [{"stream_lr": 1e-4}, {"consistency": 2.0}, {"ensemble": 0.9}]

@@ -86,7 +86,7 @@ def marked(name: str, records: Sequence[Record]) -> str:
 
 
 def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
-    """Return the lines under a table: records' notes, why numbers were withdrawn, what was warned of in making them.
+    """Return the lines under a table: notes, withdrawn numbers, warnings, and rows that another machine made.
 
     Args:
         records: of each row, by the name that the table calls it.
@@ -99,7 +99,18 @@ def footnotes(records: Mapping[str, Sequence[Record]]) -> list[str]:
         for text in dict.fromkeys(message for record in found for message in record.get("warnings", ())):
             warned.setdefault(text, []).append(name)
     lines = [f"- {DAGGER} {', '.join(names)}: {text}" for text, names in noted.items()]
-    return lines + [f"- {', '.join(names)} warned: {' '.join(text.split())}" for text, names in warned.items()]
+    lines += [f"- {', '.join(names)} warned: {' '.join(text.split())}" for text, names in warned.items()]
+    return lines + _of_another_machine(records)
+
+
+def _of_another_machine(records: Mapping[str, Sequence[Record]]) -> list[str]:
+    """Return a line for each machine but the one that made most rows."""
+    made: dict[str, list[str]] = {}
+    for name, found in records.items():
+        for machine in dict.fromkeys(record["hardware"] for record in found if "hardware" in record):
+            made.setdefault(machine, []).append(name)
+    usual = max(made, key=lambda machine: len(made[machine]), default=None)
+    return [f"- {', '.join(names)}: run on {machine}." for machine, names in made.items() if machine != usual]
 
 
 def _told(record: Record) -> list[str]:
