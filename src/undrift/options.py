@@ -133,6 +133,9 @@ class Options(Changeable):
         "gradient", "the KL moves trained weights by its gradient, or in closed form after the step (steady under SGD)"
     )
     train_samples: int = _objective(1, "draws of the noise per step; 0: the mean network", least=0)
+    step_views: tuple[str, ...] = _objective(
+        (), "over epochs, views that steps draw for each image: mirror, shift; auto: those found safe"
+    )
 
     test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)
     answer: Answer = _answer("samples", "draws, or one pass before or after a stream's step", main=True)
@@ -161,7 +164,7 @@ class Options(Changeable):
     climb: float = _optimiser(0.0, "radius of a sharpness-aware climb before each step of a stream; 0: none", least=0)
 
     def __post_init__(self) -> None:
-        for name in ("layers", "exclude", "frozen", "train", "types", "fast", "answer_views"):
+        for name in ("layers", "exclude", "frozen", "train", "types", "fast", "answer_views", "step_views"):
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, (value,))
@@ -171,13 +174,11 @@ class Options(Changeable):
         problems = [p for f in dataclasses.fields(self) if (p := _problem(f, hints[f.name], getattr(self, f.name)))]
         if isinstance(self.types, tuple):
             problems += [f"types={t!r} is not one of {', '.join(TYPES)}" for t in self.types if t not in TYPES]
-        if isinstance(self.answer_views, tuple) and self.answer_views != ("auto",):
-            known = ", ".join(VIEW_NAMES)
-            problems += [
-                f"answer_views={v!r} is not one of {known}, or auto alone"
-                for v in self.answer_views
-                if v not in VIEW_NAMES
-            ]
+        for name in ("answer_views", "step_views"):
+            views = getattr(self, name)
+            if isinstance(views, tuple) and views != ("auto",):
+                known = ", ".join(VIEW_NAMES)
+                problems += [f"{name}={v!r} is not one of {known}, or auto alone" for v in views if v not in VIEW_NAMES]
         if problems:
             # All at once, so that a user corrects them in one go.
             raise OptionError("; ".join(problems) + ". `help(undrift.Options)` lists every option.")

@@ -22,6 +22,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "files": ("vmp-shot", {"kind": "files"}),
     "bad images": ("undrift", {"bad": (3, 4, 5, 6, 7, 8)}),
     "the best epoch": ("undrift", {"keep": "best"}),
+    "views in steps": ("undrift", {"step_views": ("mirror", "shift")}),
     "a low rank": ("undrift-light", {}),
 }
 

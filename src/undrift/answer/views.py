@@ -65,6 +65,28 @@ VIEWS = {"mirror": ReversibleView(mirror, mirror), "shift": ReversibleView(nudge
 """Views by name."""
 
 
+def drawn_views(images: Tensor, names: Sequence[str], chances: Tensor) -> Tensor:
+    """Return each image in a view of its own: mirrored or not, moved by up to a sixteenth of its size or not.
+
+    Args:
+        names: of `VIEWS`.
+        chances: three numbers in [0, 1) for each image; they decide on the mirror, and how far down and to the right.
+    """
+    height, width = images.shape[-2:]
+    chances = chances.to(images.device)
+
+    def along(size: int, chance: Tensor) -> Tensor:
+        far = size // 16 * ("shift" in names)
+        moved = torch.arange(size, device=images.device) - (chance * (2 * far + 1)).long().sub(far)[:, None]
+        return size - 1 - (size - 1 - moved.abs()).abs()  # reflected at both borders
+
+    rows, columns = along(height, chances[:, 1]), along(width, chances[:, 2])
+    if "mirror" in names:
+        columns = torch.where(chances[:, :1] < 0.5, width - 1 - columns, columns)
+    count, channels = (torch.arange(size, device=images.device) for size in images.shape[:2])
+    return images[count[:, None, None, None], channels[:, None, None], rows[:, None, :, None], columns[:, None, None]]
+
+
 def chosen(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names of views, checked."""
     names = (names,) if isinstance(names, str) else tuple(names)

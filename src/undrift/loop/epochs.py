@@ -16,6 +16,7 @@ from undrift.loop.optimise import Schedule, optimiser_over_epochs
 from undrift.loop.sound_images import SoundImages
 from undrift.loop.spread import spread_of_logits
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
+from undrift.loop.step_views import StepViews
 from undrift.loop.surveys import Surveys
 from undrift.packs.knowing import state_facts
 from undrift.posterior.batch import device_of
@@ -50,6 +51,7 @@ class Run:
         self.schedule = Schedule(optimiser, falling, self.steps)
         self.randomness = Randomness(device_of(model), images.data.generators)
         self.surveys = Surveys(model, images, self.randomness, plan.keep_best, plan.epochs)
+        self.step_views = StepViews(model, images, self.surveys)
         self.identity: dict[str, Any] = {}
         # Where we are: whole epochs, batches of the current one, and where its order came from (None before it).
         self.epoch = self.done = 0
@@ -181,7 +183,8 @@ class Run:
                 self.bad_steps += 1
             self.done += 1
 
-        self.stepper.step(images, self.images.data.size, mark, count, places=places, progress=before / self.steps)
+        seen = self.step_views.of(images, places, self.epoch)
+        self.stepper.step(seen, self.images.data.size, mark, count, places=places, progress=before / self.steps)
         self.sent, self.sent_steps = self.sent + ranks.bytes_sent() - sent, self.sent_steps + 1
         return shown
 
@@ -191,6 +194,7 @@ class Run:
         if isinstance(self.likelihood, Refreshing):
             with self.randomness.kept():
                 self.likelihood.refresh(self.model, lambda: self.images.everything(self._failed))
+        self.step_views.decide(self._failed)
         draw_alike(self.randomness)
         if fresh is not None and self.plan.checkpoint is not None and ranks.rank() == 0:
             # A disk that cannot be written to shows before hours of work; but not before the likelihood has shown that

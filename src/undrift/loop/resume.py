@@ -65,6 +65,7 @@ def pack(run: "Run") -> Checkpoint:
         "bad_images": sorted(run.images.bad),
         "surveys": {epoch: asdict(found) for epoch, found in run.surveys.found.items()},
         "best_epoch": run.surveys.best_epoch,
+        "step_views": run.step_views.names,
         "likelihood": {name: value for name, value in likelihood.items() if not isinstance(value, Tensor)},
     }
     keepers = [keeper.state_dict() for keeper in run.stepper.keepers]
@@ -96,6 +97,8 @@ def unpack(run: "Run", found: Checkpoint) -> None:
             setattr(run, name, found.values[name])
         for name in _LATER:
             setattr(run, name, found.values.get(name, getattr(run, name)))
+        names = found.values.get("step_views")  # missing in older files
+        run.step_views.names = None if names is None else tuple(names)
         run.start = groups["start"] if found.values["under way"] else None
         run.images.bad = set(found.values["bad_images"])
         run.surveys.found = {int(epoch): Survey(**values) for epoch, values in found.values["surveys"].items()}

@@ -104,8 +104,12 @@ class Surveys:
 
         The test asks of the whole domain, as images of one class may come together; the views that pass replace "auto".
         """
-        if self.model.options.answer_views != (AUTO,):
-            return
+        if self.model.options.answer_views == (AUTO,):
+            self.views = self.safe_views(failed)
+            self.model.options = self.model.options.replace(answer_views=self.views)
+
+    def safe_views(self, failed: Failed) -> tuple[str, ...]:
+        """Return the views that pass the test without labels by the network as it is; none with few images."""
         test = SafeViews(tuple(VIEWS))
         with self.randomness.kept(), one_pass(self.model), torch.no_grad():
             self.model.key.step.zero_()
@@ -115,8 +119,7 @@ class Surveys:
                     answers = forward(self.model, given)
                     for name, view in VIEWS.items():
                         test.look(answers, name, view.answer(forward(self.model, view(given))))
-        self.views = test.passed or ()
-        self.model.options = self.model.options.replace(answer_views=self.views)
+        return test.passed or ()
 
     def settle_helping(self, failed: Failed) -> None:
         """Estimate whether adaptation helped, on a sample of the images and the views that answers take."""

@@ -38,6 +38,7 @@ _OVER_EPOCHS: dict[str, object] = {
     "init_fraction": 0.04,
     "answer": "samples",
     "answer_views": "auto",
+    "step_views": "auto",
     # SHOT's rate for networks that were trained from scratch; 1e-3 is for those that began with ImageNet's weights.
     "small": {"adapt_lr": 1e-2},
 }

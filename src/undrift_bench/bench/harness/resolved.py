@@ -16,10 +16,10 @@ from undrift.recipes.method import Loop
 # What a method has beside its options, and which options the other loop alone looks at.
 OWN: dict[Loop, tuple[str, ...]] = {"stream": ("episodic",), "adapt": ("epochs", "batch_size")}
 IDLE: dict[Loop, tuple[str, ...]] = {
-    "stream": ("adapt_optimiser", "adapt_lr", "adapt_schedule", "weight_decay", "norm_momentum"),
+    "stream": ("adapt_optimiser", "adapt_lr", "adapt_schedule", "weight_decay", "norm_momentum", "step_views"),
     "adapt": (
         *("stream_optimiser", "stream_lr", "stream_steps", "stream_split", "stream_norm_momentum"),
-        *("answer", "climb", "stream_lr_images"),
+        *("answer", "climb", "stream_lr_images", "step_views"),  # benchmarks augment images themselves
     ),
 }
 # Options that came later, with the value at which runs are what they were before.
