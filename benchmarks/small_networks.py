@@ -36,13 +36,12 @@ from undrift_bench.demo.setting import QUICK, DemoSetting, World
 from undrift_bench.demo.train import OPTIONS
 from undrift_bench.train import train_source
 
-VIEWS = {"step_views": "auto"}
 NO_VIEWS = {"step_views": ()}
 ROWS: dict[str, dict[str, Any]] = {
     "source": {"method": "source"},
     "norm-stats:domain": {"method": "norm-stats:domain"},
     "SHOT": dict(SHOT.adapt),
-    "SHOT, views in steps": {**SHOT.adapt, **VIEWS},
+    "SHOT, views in steps": {**SHOT.adapt, "step_views": "shift"},
     "undrift, rate 1e-3": {"adapt_lr": 1e-3, **NO_VIEWS},
     "undrift, no views in steps": NO_VIEWS,
     "… σ = 0": {"init_fraction": 0, **NO_VIEWS},

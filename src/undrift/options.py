@@ -134,7 +134,7 @@ class Options(Changeable):
     )
     train_samples: int = _objective(1, "draws of the noise per step; 0: the mean network", least=0)
     step_views: tuple[str, ...] = _objective(
-        (), "over epochs, views that steps draw for each image: mirror, shift; auto: those found safe"
+        (), "views that steps over epochs draw for each image: mirror, shift; auto: those of answers"
     )
 
     test_samples: int = _answer(10, "draws per prediction; 0: the mean network", least=0, main=True)

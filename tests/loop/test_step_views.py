@@ -95,6 +95,8 @@ def test_the_default_draws_the_views_that_pass_the_test_without_labels() -> None
     assert history.views == ("mirror", "shift")  # brightness is the same in a mirror
     given = {image.sum().item() for image in x}
     assert not all(seen.sum().item() in given for seen in net.seen[0])
+    plain, _ = looked(x, answer_views=())  # who rules views out for answers does so for steps
+    assert all(seen.sum().item() in given for seen in plain.seen[0])
     few, _ = looked(x[:20])  # too few to tell
     assert {tuple(s.flatten().tolist()) for s in few.seen[0]} == {tuple(image.flatten().tolist()) for image in x[:20]}
 

@@ -12,7 +12,8 @@ from undrift.posterior.perturbed import Perturbed
 class StepViews:
     """The views that steps draw from, by the option `step_views`.
 
-    Where the caller gives `clean` images, the others are augmented already, and none is drawn here.
+    "auto" means those that answers are averaged over: the ones named in `answer_views`, or those that pass the test
+    without labels. Where the caller gives `clean` images, the others are augmented already, and no view is drawn.
 
     Attributes:
         names: of the views; None before they are decided.
@@ -24,9 +25,11 @@ class StepViews:
         self._epoch, self._chances = -1, torch.empty(0)
 
     def decide(self, failed: Failed) -> None:
-        """Decide, once: "auto" asks the network whose norm statistics have seen the domain."""
+        """Decide, once; the test asks the network whose norm statistics have seen the domain."""
         if self.names is None:
-            asked = self.model.options.step_views if self.images.looked_at is self.images.data else ()
+            options = self.model.options
+            asked = options.step_views if self.images.looked_at is self.images.data else ()
+            asked = options.answer_views if asked == (AUTO,) else asked
             self.names = self.surveys.safe_views(failed) if asked == (AUTO,) else asked
 
     def of(self, images: Tensor, places: Tensor, epoch: int) -> Tensor:
