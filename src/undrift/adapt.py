@@ -47,7 +47,8 @@ def adapt(
     """Adapt the model in place to a domain, and return what happened.
 
     A plain network with nothing else chosen takes the recipe `undrift`: norm statistics see the images first, then the
-    means of a Gaussian on every weight but the classifier's move until neighbouring images agree (see `Nrc`).
+    means of a Gaussian on every weight but the classifier's move until neighbouring images agree (see `Nrc`). Steps see
+    each image mirrored or moved a little, where that is found to change no label.
 
     Each step goes down the objective of paper eq. 3 for one batch, with the number of images as the data size n:
 
@@ -76,7 +77,8 @@ def adapt(
         method: a name of `undrift.methods.names("adapt")`. It perturbs the plain network as that method does, and asks
             what it asks; `history.model` is the network it adapted. Default for a plain network: "undrift".
         batch_size: of batches made here, from a Dataset, a tensor or a domain. Default: 64, or as the method has it.
-        clean: the same images at the same places without augmentation, for pseudo-labels and the verdict.
+        clean: the same images at the same places without augmentation, for pseudo-labels and the verdict. With it,
+            `undrift` leaves augmentation to the caller.
         keep: "last", or "best": the epoch that the label-free verdict likes best (one more forward pass per epoch).
         checkpoint: a file to write after each epoch, and to go on from if it is there. A run that was killed ends bit
             for bit where it would have ended, if augmentations in this process draw from torch's generators (in
