@@ -1,9 +1,9 @@
-"""Perturb: put a Gaussian on the weights of anybody's network, in place, and take it off again.
+"""Perturb any network in place: put a Gaussian on its weights, and take it off again.
 
     w_t = w_s + Δw,   Δw ~ N(0, σ²),   σ² = exp(log_var)
 
-The network is not rewritten. Hooks add the noise behind its layers, norm layers work on copies of their state, and all
-weights are frozen. What is learned: log-variances, and scale and shift of the norm layers.
+The network's code is not changed. Hooks add the noise to the outputs of its layers, norm layers work on copies of their
+state, and all weights are frozen. The log-variances are learned, and scale and shift of the norm layers.
 """
 
 from collections.abc import Sequence

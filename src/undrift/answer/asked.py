@@ -1,4 +1,4 @@
-"""Check what a call asks of a network beside the images: how many draws, over which views."""
+"""Check the number of draws and the views of a prediction."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Give one call of `predict` the network batch by batch, in eval mode, with noise that continues between batches."""
+"""Run a network for one call of `predict`: eval mode, and noise that continues from batch to batch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""Keep the page of a stream up to date while it runs."""
+"""Update the HTML page of a stream while it runs."""
 
 import time
 from pathlib import Path

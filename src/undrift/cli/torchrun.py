@@ -1,4 +1,4 @@
-"""The processes that `torchrun` started: whose turn it is to print, and their process group."""
+"""Set up the process group of processes that `torchrun` started, and let the first one print."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Restore random single weights to the source's after each step (CoTTA's stochastic restoration)."""
+"""Reset random single weights to the source's after each step (CoTTA's stochastic restoration)."""
 
 from statistics import NormalDist
 from typing import Any

@@ -1,4 +1,4 @@
-"""Per-image losses, for likelihoods that weigh or select images."""
+"""Per-image losses, for likelihoods that weight or select images."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Let norm statistics see a domain before a likelihood looks at it."""
+"""Collect norm statistics of a domain before a likelihood's first pass over it."""
 
 from undrift._errors import OptionError
 from undrift._types import Batches

@@ -1,4 +1,4 @@
-"""Pull trained weights towards the source's: the part of the KL that is about the mean, solved in closed form."""
+"""Pull trained weights towards the source's: the KL's term for the mean, solved in closed form."""
 
 import torch
 

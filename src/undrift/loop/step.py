@@ -1,4 +1,4 @@
-"""Take one step on the objective (paper eq. 3), the whole step or none of it: the engine of both loops."""
+"""Take one step on the objective (paper eq. 3), wholly or not at all: the engine of both loops."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What torch.compile has to be told about perturbed networks."""
+"""Configure torch.compile for perturbed networks."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The energy of a layer's input: what stands for x² in the variance path."""
+"""The energy of a layer's input, which takes the place of x² in the noise's variance."""
 
 from torch import Tensor, nn
 

@@ -1,7 +1,7 @@
-"""Let a kernel's mean move by a low-rank change: w = w_s + U Vᵀ, with one row of U per kernel.
+"""Train a low-rank change of a weight's mean: w = w_s + U Vᵀ, with one row of U per kernel.
 
-The network keeps the source's weights. While a layer runs, it holds the sum; U and V are parameters of the perturbed
-network, so that optimisers, averages, snapshots and domain files see two thin matrices where a free mean has a weight.
+The network keeps the source's weights. While a layer runs, it holds the sum. U and V are parameters of the perturbed
+network, so optimisers, averages, snapshots and domain files hold two thin matrices instead of a weight.
 """
 
 from collections.abc import Iterator, Sequence

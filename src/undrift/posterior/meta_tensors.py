@@ -1,4 +1,4 @@
-"""Tensors that have a shape and no values: a network of them cannot be perturbed."""
+"""Refuse networks on the meta device, whose tensors have a shape and no values."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Where noise comes from: normal numbers that are a function of a seed, a step, a call and a sample.
+"""Draw noise as a function of a seed, a step, a call and a sample.
 
 A `torch.Generator` cannot enter a compiled graph, and activation checkpointing does not replay one. So every number
 is computed from integers held in tensors: `undrift.kernels` makes a key of seed and step, and noise of the key. The

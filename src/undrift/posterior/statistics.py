@@ -1,4 +1,4 @@
-"""Check whether kept norm statistics fit the mean network, and collect its own in a pass over the domain."""
+"""Check whether kept norm statistics fit the mean network, and collect new ones in a pass over the domain."""
 
 import warnings
 import weakref

@@ -1,4 +1,4 @@
-"""Keep autocast's cache in step with weights that change in place."""
+"""Keep autocast's cache consistent with weights that change in place."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Save and restore all random state that an order of images can depend on."""
+"""Save and restore all random state that the order of images may depend on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

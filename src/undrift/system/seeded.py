@@ -1,4 +1,4 @@
-"""Generators and keys for parts of a method, so that a stream can be repeated and resumed."""
+"""Make generators and keys for parts of a method, so that a stream can be repeated and resumed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Ask a network and its source about the same images, for a page that compares them."""
+"""Compare the answers of a network and of its source on the same images, for a page."""
 
 from collections.abc import Iterator
 from functools import partial
