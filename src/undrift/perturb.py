@@ -16,13 +16,12 @@ from undrift._errors import UndriftError
 from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
-from undrift.posterior.compiler import prepare_compiler
-from undrift.posterior.low_rank_means import add_low_rank
-from undrift.posterior.meta_tensors import refuse_empty
+from undrift.posterior.low_rank import add_low_rank
 from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.refuse import refuse_network
+from undrift.posterior.refuse import refuse_empty, refuse_network
 from undrift.posterior.rerun import Rerun
+from undrift.posterior.seeds import prepare_compiler
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained
 from undrift.posterior.tied import held_weights, refuse_crosswise

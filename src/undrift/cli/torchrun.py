@@ -53,7 +53,7 @@ class Crew:
         """Return the device that was asked for; of several GPUs, the one of this process."""
         import torch
 
-        from undrift.system.device import pick_device
+        from undrift.system.validate import pick_device
 
         device = pick_device(wanted)
         if device.type != "cuda" or wanted not in ("auto", "cuda") or self.count == 1:

@@ -9,7 +9,7 @@ from undrift._errors import OptionError
 from undrift._types import Keeper, named_learnables, named_sources
 from undrift.kernels import normal
 from undrift.posterior.perturbed import Perturbed
-from undrift.system.seeded import draw_keys, own_generator
+from undrift.system.randomness import draw_keys, own_generator
 
 
 class Restore(Keeper):

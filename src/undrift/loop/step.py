@@ -12,10 +12,9 @@ from torch import Tensor
 from undrift._types import Following, Keeper, Likelihood
 from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
-from undrift.loop.directions import turn_to_gradient
 from undrift.loop.gradient import Found, Gradient, More
+from undrift.loop.means import pull, turn_to_gradient
 from undrift.loop.optimise import climbed, learnables, slowed
-from undrift.loop.pull import pull
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.packs.moments import ImageMoments
-from undrift.posterior.noise import without_autocast
+from undrift.system.autocast import without_autocast
 
 VERSION = 1
 """Of these numbers; packs with others are compared by evidence alone."""
