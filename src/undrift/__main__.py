@@ -1,4 +1,4 @@
-"""`python -m undrift` is `undrift`: for machines where a package's programs are not on the path."""
+"""Run the command line with `python -m undrift`, for machines where scripts are not on the path."""
 
 from undrift.cli import main
 

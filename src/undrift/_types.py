@@ -1,7 +1,7 @@
 """The protocols between loops, likelihoods and keepers.
 
-Every method is a scheme (what may change: `Options`) × a likelihood (what is asked) × a loop (when), and perhaps some
-keepers (what holds on to the source). The loops call the optional methods named here and no others.
+A method combines a scheme (what may change: `Options`), a likelihood (the loss) and a loop (when it steps), and may add
+keepers (what keeps the network near its source). The loops call the optional methods named here and no others.
 """
 
 from collections.abc import Callable, Iterator, Sequence

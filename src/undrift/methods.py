@@ -1,4 +1,4 @@
-"""Every method by name: what may change × what is asked × when.
+"""Every method by name: what may change × which loss × when.
 
     print(undrift.methods.table())                          # all of them, with their attributes
     undrift.stream(net, camera, method="tent")

@@ -1,9 +1,9 @@
-"""Perturb: put a Gaussian on the weights of anybody's network, in place, and take it off again.
+"""Perturb any network in place: put a Gaussian on its weights, and take it off again.
 
     w_t = w_s + Δw,   Δw ~ N(0, σ²),   σ² = exp(log_var)
 
-The network is not rewritten. Hooks add the noise behind its layers, norm layers work on copies of their state, and all
-weights are frozen. What is learned: log-variances, and scale and shift of the norm layers.
+The network's code is not changed. Hooks add the noise to the outputs of its layers, norm layers work on copies of their
+state, and all weights are frozen. The log-variances are learned, and scale and shift of the norm layers.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from undrift._errors import UndriftError
 from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
-from undrift.posterior.compiler import prepare_compiler
-from undrift.posterior.low_rank_means import add_low_rank
-from undrift.posterior.meta_tensors import refuse_empty
+from undrift.posterior.low_rank import add_low_rank
 from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.refuse import refuse_network
+from undrift.posterior.refuse import refuse_empty, refuse_network
 from undrift.posterior.rerun import Rerun
+from undrift.posterior.seeds import prepare_compiler
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained
 from undrift.posterior.tied import held_weights, refuse_crosswise

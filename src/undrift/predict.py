@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError
-from undrift.answer.asked import checked_samples, views_asked
 from undrift.answer.average import average, average_finite, no_answer
 from undrift.answer.draws import limit_of
 from undrift.answer.fast_mode import FewDraws, few_draws, joined, one_pass_is_enough
 from undrift.answer.forward import batches_of, finite_images, unwrapped
-from undrift.answer.predict_session import PredictSession
+from undrift.answer.predict_session import PredictSession, checked_samples, views_asked
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.answer.tiles import check_tile, over_tiles

@@ -12,9 +12,8 @@ from faults import one_of_processes
 from support import convnet, images, layers_with_input
 from undrift.kernels.reference import safe_sqrt
 from undrift.options import Options
-from undrift.posterior.energy import input_energy
 from undrift.posterior.layers import kernels, per_weight
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, input_energy
 from undrift.posterior.seeds import Key
 
 

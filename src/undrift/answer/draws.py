@@ -1,4 +1,4 @@
-"""Run several draws in one forward pass: repeat the batch; each row gets its own noise."""
+"""Run several draws in one forward pass by repeating the batch; each row gets its own noise."""
 
 import math
 import weakref

@@ -1,12 +1,14 @@
-"""Give one call of `predict` the network batch by batch, in eval mode, with noise that continues between batches."""
+"""Run a network for one call of `predict`: draws, views, eval mode, and noise that continues from batch to batch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from undrift._errors import OptionError
+from undrift.answer.views import AUTO, ReversibleView, chosen, combined
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
@@ -63,3 +65,27 @@ class PredictSession:
             yield
             if self.generator is not None and not last:
                 self._noise = key.seed.clone(), key.step.clone()
+
+
+def checked_samples(model: nn.Module, samples: int | None) -> int:
+    """Return how many draws to average: those given, or the model's own; a plain network has none."""
+    if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 0):
+        raise OptionError(
+            f"samples={samples!r} is not a whole number from 0 up. 0 is the mean network, 10 the paper's."
+        )
+    if not isinstance(model, Perturbed):
+        return 0
+    return model.options.test_samples if samples is None else samples
+
+
+def views_asked(model: nn.Module, names: str | Sequence[str] | None, own: bool = True) -> list[ReversibleView]:
+    """Return the views of an image to ask, none where that is the image alone.
+
+    Args:
+        names: the views given; None takes the model's own where `own` allows it.
+    """
+    if names is None:
+        names = model.options.answer_views if isinstance(model, Perturbed) and own else ()
+        names = () if names == (AUTO,) else names
+    names = chosen(names)
+    return combined(names) if names else []

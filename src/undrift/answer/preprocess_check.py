@@ -1,4 +1,4 @@
-"""Warn if a domain is preprocessed differently from what its network expects; nothing else would show it."""
+"""Warn if a domain's preprocessing differs from its network's; no other error would show it."""
 
 import warnings
 from typing import Any

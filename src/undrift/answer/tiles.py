@@ -1,4 +1,4 @@
-"""Answer large images tile by tile, so that memory is bounded by a tile's."""
+"""Predict large images tile by tile, with the memory of one tile."""
 
 from collections.abc import Callable, Iterator
 

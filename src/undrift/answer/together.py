@@ -1,4 +1,4 @@
-"""Average the answers of several networks, each adapting by itself."""
+"""Average the answers of several networks that adapt independently."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,7 @@
 """Symmetric views of an image, and a label-free test of which are safe for a network.
 
-A view is safe where no label changes under it: the mirror image of a cat is a cat, that of a "d" is a "b". Averaging
-answers over safe views makes them better; over unsafe ones it ruins them.
+A view is safe if it changes no label: the mirror image of a cat is a cat, that of a "d" is a "b". Averaging answers
+over safe views improves them; unsafe views ruin them.
 """
 
 import math

@@ -50,7 +50,7 @@ def run(
     from undrift.images import domain as plain_images
     from undrift.images.corrupt import CORRUPTIONS, SEVERITIES, contact_sheet, write_cifar_c, write_imagenet_c
     from undrift.images.corrupt.files import check_names, note_sheet, read_note
-    from undrift.system.device import pick_device
+    from undrift.system.validate import pick_device
 
     if out is None and sheet is None:
         raise OptionError(

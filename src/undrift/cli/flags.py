@@ -1,6 +1,6 @@
 """Make command-line options from the fields of a dataclass, and `--help-all`, which shows those that `--help` hides.
 
-Values stay text on the way in. The dataclass checks them, and names everything that is wrong at once.
+Values are passed on as text. The dataclass checks them, and lists all errors at once.
 """
 
 import dataclasses

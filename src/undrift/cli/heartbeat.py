@@ -1,4 +1,4 @@
-"""Say how a stream is doing: counts, latency, whether adaptation helps, what happened last; as a file, for watchers."""
+"""Write the health file of a stream: counts, latency, whether adaptation helps, and the latest events."""
 
 import dataclasses
 import datetime

@@ -1,4 +1,4 @@
-"""Choose what a run does: a method by name with its settings, or a preset with a likelihood."""
+"""Choose the method of a run: by name with its settings, or as a preset with a likelihood."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""Serve a stream's heartbeat to Prometheus, from a thread of this process that runs only where it was asked for."""
+"""Serve a stream's heartbeat to Prometheus from a thread of this process, if requested."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

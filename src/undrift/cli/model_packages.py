@@ -1,7 +1,7 @@
-"""Load networks of timm, torchvision and Hugging Face with the preprocessing that their packages state.
+"""Load networks of timm, torchvision and Hugging Face with their packages' preprocessing.
 
-None of the three is a dependency; each is imported when it is named. The packages download weights themselves. From
-Hugging Face, undrift takes safetensors only, because its other files are pickles.
+None of the three is a dependency; each is imported on first use. The packages download weights themselves. From
+Hugging Face, only safetensors files are loaded, because the other formats are pickles.
 """
 
 import importlib

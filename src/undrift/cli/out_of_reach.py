@@ -1,4 +1,4 @@
-"""Tell images that are damaged from images that are out of reach: an unmounted disk, a folder that was moved."""
+"""Distinguish damaged images from unavailable ones (an unmounted disk, a folder that was moved)."""
 
 import errno
 import re

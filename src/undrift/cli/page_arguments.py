@@ -1,20 +1,26 @@
-"""Options for the HTML page of a run, and for TensorBoard events."""
+"""The options --report and --tensorboard, and the HTML page of a stream while it runs."""
 
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from undrift._errors import OptionError
+from undrift._errors import DataError, OptionError
 
 if TYPE_CHECKING:
+    from undrift.cli.session import Session
     from undrift.judge.tensorboard import TensorBoardEvents
+    from undrift.loop.streaming import Stream
 
 PageFile = Annotated[Path | None, typer.Option("--report", help="Write a page to look at.", metavar="FILE.html")]
 EventsFolder = Annotated[
     Path | None, typer.Option("--tensorboard", help="Write TensorBoard events.", metavar="FOLDER", hidden=True)
 ]
+
+EVERY = 60.0
+"""Seconds between two versions of the page of a stream."""
 
 
 def check_page(path: Path | None) -> None:
@@ -30,3 +36,25 @@ def events_in(folder: Path | None) -> "AbstractContextManager[TensorBoardEvents 
     from undrift.judge.tensorboard import TensorBoardEvents
 
     return TensorBoardEvents(folder)
+
+
+class LivePage:
+    """Writes the page of a stream once a minute; a stream goes on where it cannot be written, and says so once."""
+
+    def __init__(self, session: "Session", going: "Stream", path: Path) -> None:
+        self._session, self._going, self._path = session, going, path
+        self._due = time.monotonic()  # the first batch shows whether it can be written
+        self._failed = False
+
+    def write_if_due(self) -> None:
+        """Write the page if the last one is a minute old."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + EVERY
+        try:
+            self._going.page(self._path)
+            self._failed = False
+        except DataError as error:
+            if not self._failed:
+                self._session.warn(str(error))
+            self._failed = True

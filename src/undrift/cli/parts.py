@@ -1,8 +1,8 @@
 """Answer images part by part, by any number of processes on any number of machines that share a folder.
 
-Each process takes the next part that has no file yet and that no other process holds, and writes its file whole or not
-at all. A process that is killed holds nothing any more, so that another takes its part. Whoever finds all parts there
-joins them into one file, after it has checked that each image is in it once.
+Each process locks the next part without a file, and writes that file whole or not at all. The lock of a killed process
+is released, so another process takes its part. The process that finds all parts complete checks that each image is in
+them once, and joins them into one file.
 """
 
 import csv

@@ -1,11 +1,11 @@
 """Keep the files of a stream so that it can be stopped at any moment and resumed.
 
-The state stores how many bytes of the answers belong to it. A resumed stream cuts off what was appended after that and
-answers again, so no line is lost or repeated. A stream always resumes from its own state; --force replaces another
-stream's. To start anew, a user removes the state.
+The state stores how many bytes of the answers belong to it. A resumed stream truncates the file to that length and
+answers the rest again, so no line is lost or repeated. A stream always resumes from its own state; --force replaces
+another stream's. To start from the beginning, a user deletes the state.
 
-A full file of answers is moved aside after a state that counts all its lines, and before one of the next file. A stream
-that was killed in between finds the file moved aside, and begins the next.
+A full file of answers is renamed after a state that counts all its lines, and before a state of the next file. A stream
+that was killed in between finds the renamed file, and begins the next.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What all commands share: where they print, how they show warnings and errors, and how they end.
+"""Output, warnings, errors and exit codes of all commands.
 
-A command returns its result as plain values. With `--json` they are one JSON object on stdout, and everything for
-people goes to stderr. Errors of undrift are printed without a traceback.
+A command returns its result as plain values. With `--json` they become one JSON object on stdout, and all other output
+goes to stderr. Errors of undrift are printed without a traceback.
 """
 
 import errno

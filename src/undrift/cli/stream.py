@@ -106,8 +106,8 @@ def run(
     Example: undrift stream images/ --weights net.pt --answers a.csv
     """
     from undrift.cli.heartbeat import beating
-    from undrift.cli.live_page import LivePage
     from undrift.cli.metrics import serving
+    from undrift.cli.page_arguments import LivePage
     from undrift.cli.resumable import files_of, unread
     from undrift.cli.stream_state import identity_of
     from undrift.loop.gather import between_steps

@@ -1,6 +1,6 @@
 """Write and read the state of a stream, and check that it belongs to the same network, options and images.
 
-New images may have arrived after those that are done.
+Images may have been added after those already answered.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""The processes that `torchrun` started: whose turn it is to print, and their process group."""
+"""Set up the process group of processes that `torchrun` started, and let the first one print."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Crew:
         """Return the device that was asked for; of several GPUs, the one of this process."""
         import torch
 
-        from undrift.system.device import pick_device
+        from undrift.system.validate import pick_device
 
         device = pick_device(wanted)
         if device.type != "cuda" or wanted not in ("auto", "cuda") or self.count == 1:

@@ -1,4 +1,4 @@
-"""Checksums of a domain's content, to recognise the domain that a run began with."""
+"""Checksums of a domain's content, to check that a run resumes with the same images."""
 
 from __future__ import annotations
 

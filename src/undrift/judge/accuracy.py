@@ -1,14 +1,15 @@
-"""Estimate without labels how often a network and its adapted form are right, and which of them is right more often.
+"""Estimate without labels the accuracy of a network and of its adapted form, and the difference.
 
-A network that knows an image gives the same answer to its mirror image, and one that guesses gives whatever it gives to
-everything. So an answer counts as much as it survives the views of an image, and as it says more about this image than
-about all. With logits z of views v, and m the mean of q over the images:
+A network that knows an image gives the same answer to its mirror image. A collapsed one gives the same answer to every
+image. So an answer is credible if it stays the same over the views of an image, and if it is more probable for this
+image than on average. With logits z of views v, and m the mean of q over the images:
 
     belief:    q(y | x) = mean over v of softmax(z_v / T)_y,   p(y | x) ∝ q(y | x) / m(y)
     accuracy = mean over images of p(answer | x)
 
-Where two networks answer alike, neither gains. Where they differ, their beliefs are two witnesses: p·p′, normalised.
-Nothing here is trained; T follows from the logits' own scale. `benchmarks/helping.py` compares it with labels.
+If two networks give the same answer, neither gains. If they differ, their beliefs are combined as independent evidence:
+p·p′, normalised. Nothing is trained; T depends on the scale of the logits. `benchmarks/helping.py` compares this with
+labels.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Say in words what a picture shows: its title; and pool and name what it draws."""
+"""Write the titles of plots, which state what they show; pool and name the data to draw."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

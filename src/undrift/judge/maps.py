@@ -1,4 +1,4 @@
-"""Score networks that answer each pixel: intersection over union, and the pixels that all other scores look at."""
+"""Score segmentation: intersection over union, and the sample of pixels for all other scores."""
 
 import torch
 from torch import Tensor

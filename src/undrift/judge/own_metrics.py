@@ -1,4 +1,4 @@
-"""Score with the user's own metrics: torchmetrics', or anything with its update, compute and reset."""
+"""Score with the user's own metrics: torchmetrics', or any object with update, compute and reset."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Judge answers that may be withheld: risk against coverage, and the areas below.
+"""Score selective prediction: risk against coverage, and the areas under the curves.
 
 The images are sorted by confidence, the surest first. At coverage k/n the k surest are answered; the selective risk is
 the share of these that is wrong (Geifman & El-Yaniv 2017), the generalised risk the share of all images that is

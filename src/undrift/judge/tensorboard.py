@@ -1,4 +1,4 @@
-"""Write the numbers of a run as TensorBoard events, where somebody asks for them."""
+"""Write the numbers of a run as TensorBoard events, if requested."""
 
 import math
 import os

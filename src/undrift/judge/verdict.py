@@ -1,7 +1,8 @@
 """Judge an adaptation without labels.
 
-A network that adapts well grows surer of each image while its answers stay as diverse as the domain. One that collapses
-grows surer too, because it gives the same answer to everything. So entropy says nothing without diversity.
+A network that adapts well becomes more confident of each image while its answers stay as diverse as the domain. One
+that collapses becomes more confident too, because it gives the same answer to every image. So entropy means nothing
+without diversity.
 """
 
 import math

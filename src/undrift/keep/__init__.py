@@ -1,4 +1,4 @@
-"""What holds the network to its source beside the KL, one file each; `Keeper` says when each method is called."""
+"""Keepers: what keeps a network near its source beside the KL, one file each; `Keeper` documents the order of calls."""
 
 from undrift._types import Keeper
 from undrift.keep.ensemble import Ensemble

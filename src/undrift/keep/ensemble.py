@@ -1,4 +1,4 @@
-"""Draw weights back towards the source after each step (ROID's weight ensembling)."""
+"""Pull weights back towards the source after each step (ROID's weight ensembling)."""
 
 import torch
 

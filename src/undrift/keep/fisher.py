@@ -1,4 +1,4 @@
-"""Hold parameters that mattered on the source near their values there (EATA's Fisher term)."""
+"""Keep parameters that matter on the source near their source values (EATA's Fisher term)."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Mask gradients so that what the source's features use stays (G-SFDA)."""
+"""Mask gradients to protect the features of the source (G-SFDA)."""
 
 from torch import nn
 

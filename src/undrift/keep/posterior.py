@@ -1,4 +1,4 @@
-"""Hold a network near the mean of a Gaussian over weights from source training (BACS, PETAL)."""
+"""Keep a network near the mean of a Gaussian over weights from source training (BACS, PETAL)."""
 
 import os
 import warnings

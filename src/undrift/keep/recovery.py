@@ -1,4 +1,4 @@
-"""Restore the source's weights when the loss has fallen too far, as in a collapse (SAR's recovery)."""
+"""Restore the source's weights if the loss falls so far that it indicates a collapse (SAR's recovery)."""
 
 import math
 from typing import Any

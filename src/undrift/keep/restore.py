@@ -1,4 +1,4 @@
-"""Restore random single weights to the source's after each step (CoTTA's stochastic restoration)."""
+"""Reset random single weights to the source's after each step (CoTTA's stochastic restoration)."""
 
 from statistics import NormalDist
 from typing import Any
@@ -9,7 +9,7 @@ from undrift._errors import OptionError
 from undrift._types import Keeper, named_learnables, named_sources
 from undrift.kernels import normal
 from undrift.posterior.perturbed import Perturbed
-from undrift.system.seeded import draw_keys, own_generator
+from undrift.system.randomness import draw_keys, own_generator
 
 
 class Restore(Keeper):

@@ -1,4 +1,4 @@
-"""Leave parts of the network untrained although their norm layers use the target's statistics (SAR's layer4)."""
+"""Exclude parts of the network from training while their norm layers use the target's statistics (SAR's layer4)."""
 
 import warnings
 from collections.abc import Sequence

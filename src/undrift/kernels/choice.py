@@ -1,7 +1,7 @@
 """Pick the implementation of the noise for the tensors at hand.
 
-Triton's kernels serve CUDA, small pieces a CPU, PyTorch's own operators all else. A graph that is being compiled is
-given operators: for CUDA those that the compiler looks into (`traced`), else opaque ones (`operators`).
+CUDA uses Triton's kernels, a CPU small pieces, and all else PyTorch's own operators. A graph that is being compiled
+gets custom operators: for CUDA those that the compiler can inline (`traced`), else opaque ones (`operators`).
 """
 
 import os

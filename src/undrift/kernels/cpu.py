@@ -1,6 +1,6 @@
-"""The functions on a CPU: ε is drawn in `cpu_pieces`, in y's memory order and with the energy inside where it can be.
+"""The functions on a CPU: `cpu_pieces` draws ε in y's memory order, fused with the energy if possible.
 
-What the backward pass needs, √plane·ε, is kept: memory is not what a CPU lacks. There is no second derivative.
+√plane·ε is kept for the backward pass, because a CPU has enough memory. There is no second derivative.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""ε on a CPU, drawn in pieces that stay in the cores' caches, in place, in the output's own memory order.
+"""Draw ε on a CPU in pieces that fit the cores' caches, in place, in the output's own memory order.
 
-Nearly thirty operators make a pair of numbers. Over a whole tensor each of them is a pass over memory; here a piece
+A pair of numbers takes nearly thirty operators. Over a whole tensor each of them is a pass over memory; here a piece
 goes through all of them before the next.
 """
 

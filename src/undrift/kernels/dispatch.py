@@ -1,4 +1,4 @@
-"""The functions that layers call: each hands its tensors to the implementation that `choice.choose` picks."""
+"""The functions that layers call: each calls the implementation that `choice.choose` picks."""
 
 from typing import Any
 

@@ -1,16 +1,16 @@
 """ε: standard normal numbers that are a function of a 64-bit key, of a row and of a column.
 
-A row is a position of a layer's output (of one image), a column one of its channels. Each has a word of its own, mixed
-from its number and both words of the key; a pair of numbers is made of both words' exclusive or, mixed once more. So
-the greater part of the mixing is done once a position and once a channel, and not once a number.
+A row is a position of a layer's output (of one image), a column one of its channels. Each has its own word, a hash of
+its number and of both words of the key. A pair of numbers comes from the exclusive or of row and column, hashed once
+more. So most of the hashing is done once per position and once per channel, not once per number.
 
 Box-Muller turns the mixed word into two normal numbers: its lower 23 bits give a radius, its upper 23 an angle. They
 share 14 bits, which are the radius's first and the angle's last: a radius goes with angles 1/512 of a turn apart, whose
 sines and cosines have the moments of the whole circle's up to the 511th. The first half of the columns has the sines,
 the second the cosines of the same words, so that both halves can be read and written as they lie in memory.
 
-Every implementation and every kind of device computes this one function; only the last bits differ, as one logarithm
-or square root does from another. No number exceeds 5.77, which one normal number in a hundred million does.
+Every implementation and every kind of device computes this function; only the last bits differ, with the device's
+logarithm and square root. No value exceeds 5.77, which one normal number in a hundred million does.
 """
 
 import math

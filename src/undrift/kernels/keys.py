@@ -1,6 +1,6 @@
-"""Keys of noise: SplitMix64 makes them of a seed and a step, 2^20 for each step.
+"""Make the keys of noise from a seed and a step by SplitMix64, 2^20 for each step.
 
-Noise in turn is a function of a key and a position (`epsilon`).
+Noise is a function of a key and a position (`epsilon`).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""What autograd needs to know of the operators: the same for opaque ones and for those that the compiler looks into."""
+"""Gradients of the custom operators, the same for opaque ones and for those that the compiler can inline."""
 
 import math
 from collections.abc import Callable

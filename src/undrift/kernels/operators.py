@@ -1,9 +1,8 @@
 # ruff: noqa: ARG001 (a fake implementation takes all that the real one takes)
 """The functions as operators of torch.library: one node for torch.compile, export, FakeTensor and autocast.
 
-On CUDA they run Triton's kernels, on a CPU small pieces, elsewhere PyTorch's own operators: as uncompiled code does.
-Their backward passes are operators too, and draw ε again. A second derivative is not provided: autograd says so when
-asked for one.
+As in uncompiled code, they run Triton's kernels on CUDA, small pieces on a CPU, and PyTorch's own operators elsewhere.
+Their backward passes are operators too, and draw ε again. There is no second derivative; autograd raises an error.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Define the functions in PyTorch's own operators: differentiable by autograd, for any device and dtype.
 
-`last` says where the channels are: in the last dimension (linear layers), else in dimension 1 (convolutions).
+`last` says that channels are the last dimension (linear layers); else they are dimension 1 (convolutions).
 """
 
 import math

@@ -11,7 +11,7 @@ from torch import Tensor
 from undrift._errors import DataError
 from undrift.kernels import normal
 from undrift.likelihood.views import JITTERS, Outside, View, seen
-from undrift.system.seeded import draw_keys, own_generator
+from undrift.system.randomness import draw_keys, own_generator
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess

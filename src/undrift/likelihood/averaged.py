@@ -1,4 +1,4 @@
-"""Average all that is trained over time: the teacher of methods that follow their own past."""
+"""Average all trained values over time: the teacher of methods that follow their own past."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

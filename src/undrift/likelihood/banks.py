@@ -1,4 +1,4 @@
-"""Banks of features and predictions of every image of a domain, and search for nearest neighbours."""
+"""Banks of features and predictions of all images of a domain, and the search for nearest neighbours."""
 
 from typing import Any
 

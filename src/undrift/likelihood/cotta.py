@@ -13,7 +13,7 @@ from undrift._types import Step, named_sources
 from undrift.answer.views import SAME, VIEWS, ReversibleView
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.averaged import Average, with_weights
-from undrift.likelihood.rows import cross_entropies, symmetric_cross_entropies
+from undrift.likelihood.entropy import cross_entropies, symmetric_cross_entropies
 from undrift.posterior.perturbed import Perturbed
 
 if TYPE_CHECKING:

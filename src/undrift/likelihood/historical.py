@@ -1,4 +1,4 @@
-"""HCL: weigh pseudo-labels and contrast features by the network's own past (Huang et al. 2021)."""
+"""HCL: weight pseudo-labels and contrast features by the network's own past (Huang et al. 2021)."""
 
 from dataclasses import dataclass, field
 from typing import Any

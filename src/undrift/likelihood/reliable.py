@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Step
-from undrift.likelihood.rows import entropies
+from undrift.likelihood.entropy import entropies
 from undrift.posterior.perturbed import Perturbed
 
 PACE = 0.1  # weight of the new batch in the running mean prediction

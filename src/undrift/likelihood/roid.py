@@ -10,7 +10,7 @@ from torch import Tensor
 from undrift._errors import OptionError
 from undrift._types import Step
 from undrift.likelihood.augment import Augment
-from undrift.likelihood.rows import entropies, symmetric_cross_entropies
+from undrift.likelihood.entropy import entropies, symmetric_cross_entropies
 from undrift.posterior.norm import Norm
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.private import BatchNorm

@@ -17,7 +17,7 @@ from undrift.likelihood.second_head import TURNS, find_split, rotation_head
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
-from undrift.system.seeded import own_generator
+from undrift.system.randomness import own_generator
 
 
 class Rotation(nn.Module):

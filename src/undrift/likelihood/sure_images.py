@@ -1,4 +1,4 @@
-"""Keep the latest images of a stream that a teacher was sure of, to look at them again in later steps."""
+"""Keep the latest images of a stream that a teacher was confident about, to replay them in later steps."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Learn from an average of the network's own past that looks at every image from several sides."""
+"""Learn from an average of the network's own past over several views of every image."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

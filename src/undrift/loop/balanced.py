@@ -1,9 +1,9 @@
 """Gather a memory that is balanced over predicted classes, for streams whose classes come in runs.
 
-Norm statistics and losses treat a batch as a sample of the domain. A batch is none where a camera looks at one thing
-for a while: methods that normalise by such batches are far worse than the source network. So steps are made on a memory
-that holds the newest images of each class that the network predicts, as many of each (after NOTE, Gong et al. 2022, and
-RoTTA, Yuan et al. 2023).
+Norm statistics and losses treat a batch as a sample of the domain. A camera that sees one thing for a while breaks this
+assumption, and methods that normalise by such batches are far worse than the source network. So steps use a memory with
+the newest images of each predicted class, equally many of each (after NOTE, Gong et al. 2022, and RoTTA, Yuan et al.
+2023).
 """
 
 import heapq

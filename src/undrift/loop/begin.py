@@ -1,4 +1,4 @@
-"""Begin an adaptation: check what was given, set the network's modes, and give it back where something fails."""
+"""Begin an adaptation: check the arguments, set the network's modes, and undo everything if something fails."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,17 +1,17 @@
 """Record a stream's gradient as one CUDA graph, so that an uncompiled step does not wait for Python.
 
-A graph reads and writes fixed addresses. Parameters and optimisers work in place. This module takes care of the rest:
+A graph reads and writes fixed addresses. Parameters and optimisers work in place. This module handles the rest:
 
 - Gradients are outputs of the graph, in its own memory. They are put on the parameters after each replay.
 - Answers are copied, because the next replay overwrites them.
 - The data size of the bound is a number on the device, written before each replay.
-- Norm statistics move in place in a replay. They are copied before, because a step that is not made has to leave them
-  as they were. A batch that is not replayed gives layers new tensors; their values are copied back to the addresses
-  that the graph knows.
-- If any other tensor of the network has moved since the recording, the graph is recorded again.
+- Norm statistics are updated in place by a replay. They are copied before it, because a skipped step must leave them
+  unchanged. A batch that is not replayed gives layers new tensors; their values are copied back to the graph's
+  addresses.
+- If any other tensor of the network has another address than at the recording, the graph is recorded again.
 
-A replay calls no hook on the network, and what a module keeps in plain attributes (a counter, an eps) is as it was at
-the recording.
+A replay calls no hook of the network, and plain attributes of modules (a counter, an eps) keep their value from the
+recording.
 """
 
 from collections.abc import Iterable, Sequence

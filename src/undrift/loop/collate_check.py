@@ -1,9 +1,9 @@
 """Detect collate functions that reorder the samples of a batch.
 
-A likelihood keeps a label for each place in the data set; after a reordering the label would go to another image, and
-no error would show it. So the function is called a second time on the same samples in another order, with the same
-random numbers. If it keeps the order, its rows follow the samples. If the same rows come back at other places, it sorts
-or shuffles. Other rows prove nothing: an augmentation may draw by position.
+Likelihoods keep a label for each index of the data set; after a reordering, labels would silently belong to other
+images. So the function is called a second time on the same samples in another order, with the same random numbers. If
+it keeps the order, its rows follow the samples. If the same rows come back at other places, it sorts or shuffles. Rows
+with other values prove nothing, because an augmentation may depend on the position.
 """
 
 import random

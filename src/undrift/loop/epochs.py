@@ -1,4 +1,4 @@
-"""Run `adapt`: epochs of whole steps, a state that can be saved at any of them, a verdict at the end."""
+"""Run `adapt`: epochs of whole steps, a state that can be saved after any step, and a verdict at the end."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
-"""Gather images that come one by one: each is answered at once, and a step waits until there are enough.
+"""Gather single images: each is answered at once, and a step waits until there are enough.
 
 Norm layers that normalise by the batch need a batch. On single images they fail (WRN-40-2 on CIFAR-10-C: 90 % error,
-where the source has 49), and steps on single images ruin the network.
+the source 49), and steps on single images ruin the network.
 
 Answers come from the network after its last step, under the statistics that this step left; before the first step they
 are the source's. Where a named method has `norm_statistics="batch"`, "train" takes its place.

@@ -1,18 +1,18 @@
-"""Notice, without labels, that a stream answers worse than the source network, and go back.
+"""Detect, without labels, that a stream answers worse than the source network, and restore an earlier state.
 
-One batch in twelve is looked at: the source network and the adapted one answer its images and a view of each, a mirror
-image or one moved a little. Two things speak against the adapted network:
+On one batch in twelve, the source network and the adapted one both answer the images and a view of each (a mirror image
+or a shifted one). Two signs speak against the adapted network:
 
     it is less consistent:  views of more than twice as many images as the source's have another label, by a margin
     it has collapsed:       the entropy of its predicted classes is less than half of the source's, on the same images;
                             not asked where classes come in runs, as the better network says fewer then
 
-What is judged worse is answered by the source network, and the last state that was judged sound is put back. If that is
-no better, the start state is; if that is no better either, the source network answers for a while, and nothing is
-learned. Then learning starts again from there.
+If the adapted network is judged worse, the source network answers the batch, and the last state that was judged sound
+is restored. If that is no better, the start state is restored; if that is no better either, the source network answers
+for a while, and nothing is learned. Then learning starts again from there.
 
-What it cannot see: an adapted network that is wrong consistently and about many classes. It compares the two networks
-on one in twelve images only, so a short lapse may pass unseen.
+The guard cannot detect an adapted network that is consistently wrong about many classes. It compares the networks on
+one batch in twelve only, so it may miss a short failure.
 """
 
 import copy

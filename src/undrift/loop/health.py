@@ -1,4 +1,4 @@
-"""Keep a bounded sample of a stream's images with the answers they got, to say whether adaptation helps."""
+"""Keep a bounded sample of a stream's images with their answers, to estimate whether adaptation helps."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Ask the source network and the adapted one about a bounded sample of images: did adaptation help?"""
+"""Estimate on a bounded sample of images whether adaptation helped, from the answers of source and adapted network."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Go through a user's DataLoader and give each image's place in its data set."""
+"""Iterate over a user's DataLoader with each image's index in its data set."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Learn from a stream's images, at once or together with others, and answer each batch."""
+"""Answer each batch of a stream, and learn from its images at once or together with later ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

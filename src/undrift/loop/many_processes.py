@@ -1,4 +1,4 @@
-"""Let several processes adapt one network: refuse what they cannot share, and start them all alike."""
+"""Let several processes adapt one network: refuse what they cannot share, and check that all start equal."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Make a stream's steps, and put its start state back where the network is no longer sound."""
+"""Take a stream's steps, and restore its start state if the network is no longer finite."""
 
 import copy
 import math

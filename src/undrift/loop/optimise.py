@@ -1,4 +1,4 @@
-"""Make the optimiser of a network that adapts, with a learning rate for each kind of parameter."""
+"""Make the optimiser of an adapting network, with a learning rate for each kind of parameter."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

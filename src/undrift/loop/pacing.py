@@ -1,12 +1,12 @@
-"""Decide which images of a stream to learn from together, where the likelihood can tell.
+"""Decide which images of a stream share a step, if the likelihood can tell.
 
-- A batch of 64 images or more makes a step by itself; smaller ones wait until they are 64. Where each pixel has an
-  answer, one image is many, and every batch makes a step.
-- Where their own statistics hide that they are of few classes, they are no sample of the domain: their classes come in
-  runs. They are answered by statistics that they count in only in the first norm layers, and go to a memory that is
-  balanced over predicted classes, on which steps are made.
+- A batch of 64 images or more is a step; smaller ones wait until they are 64. In segmentation an image has many
+  answers, and every batch is a step.
+- A batch with few classes is not a sample of the domain: its classes come in runs. It is answered with its own
+  statistics in the first norm layers only, and goes to a memory that is balanced over predicted classes, on which steps
+  are taken.
 
-Each is written into the report when it begins, and when it ends.
+The report records when each of the two begins and ends.
 """
 
 import math

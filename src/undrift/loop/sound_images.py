@@ -1,4 +1,4 @@
-"""Go through a domain without the images that hold NaN or infinity, and count those."""
+"""Iterate over a domain without the images that contain NaN or infinity, and count those."""
 
 import warnings
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Measure how sure and how balanced predictions are: the numbers that loops show beside their loss."""
+"""Measure the confidence and the diversity of predictions, which loops show beside their loss."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Take one step on the objective (paper eq. 3), the whole step or none of it: the engine of both loops."""
+"""Take one step on the objective (paper eq. 3), wholly or not at all: the engine of both loops."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,10 +12,9 @@ from torch import Tensor
 from undrift._types import Following, Keeper, Likelihood
 from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
-from undrift.loop.directions import turn_to_gradient
 from undrift.loop.gradient import Found, Gradient, More
+from undrift.loop.means import pull, turn_to_gradient
 from undrift.loop.optimise import climbed, learnables, slowed
-from undrift.loop.pull import pull
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in

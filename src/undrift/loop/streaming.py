@@ -1,4 +1,4 @@
-"""Iterate over a stream: answer each batch, learn from it, and keep the books."""
+"""Iterate over a stream: answer each batch, learn from it, and update the report."""
 
 import math
 import os

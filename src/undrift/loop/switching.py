@@ -1,8 +1,8 @@
-"""Notice that a stream came back to a domain that it knows, and put what it had learned there back in.
+"""Detect that a stream returned to a known domain, and restore what it had learned there.
 
-Before each batch, one pass of the source network compares the batch with the moments of every domain that is known:
-from packs, or from earlier in this stream. Where the batch no longer fits the domain that the network is in, it goes to
-the one that fits best; where none does, a new one begins, and learning goes on from where it stands.
+Before each batch, one pass of the source network compares the batch with the moments of every known domain, from packs
+or from earlier in this stream. If the batch no longer fits the current domain, the stream switches to the one that fits
+best. If none does, a new domain begins, and learning continues from the current weights.
 """
 
 import math

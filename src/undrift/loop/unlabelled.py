@@ -1,4 +1,4 @@
-"""Take unlabelled images in every form that users have them, and go through them again and again, with places."""
+"""Accept unlabelled images in every form that users have, and iterate over them repeatedly, with their indices."""
 
 import math
 import zlib

@@ -1,4 +1,4 @@
-"""Any number of packs on one network: each image is answered by the pack that knows it."""
+"""Many packs on one network: each image is answered by the pack of its domain."""
 
 import os
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Small whole numbers as digits in bytes: packed to be looked up fast, coded to be short in a file.
+"""Store small whole numbers as digits in bytes: packed for fast lookup in memory, coded to be short in a file.
 
-Several digits of base `levels` share a byte: eight of two levels, five of three, two of fifteen, one of more. In a file
-large numbers are rare, and would have bytes to themselves; so a file may hold digits of a smaller, odd base, in which
-the outermost two stand for "this much or more", and how much more in bytes of their own. A Huffman code shortens both.
+Several digits of base `levels` share a byte: eight of two levels, five of three, two of fifteen, one of more. Large
+numbers are rare, so a file may use digits of a smaller, odd base, in which the outermost two mean "this much or more",
+and store the excess in separate bytes. A Huffman code shortens both.
 """
 
 import zlib

@@ -1,10 +1,10 @@
-"""Compare images with the moments of a domain: how well does a pack know an image?
+"""Compute the evidence of a pack for an image: the distance of the image from the moments of the pack's domain.
 
     e = mean over norm layers of log (mean over channels of KL(N(μ, v) ‖ N(kept mean, kept variance)))
 
 μ and v are an image's own, over positions, at the inputs of the norm layers of the source network; so one pass of that
-network compares an image with every pack. The logarithm gives each layer the same say, whatever its scale. Between the
-source and one pack, a layer's say is how well it tells the pack's own images from the source: `contrast`.
+network compares an image with every pack. The logarithm gives each layer the same weight, whatever its scale. Between
+the source and one pack, a layer's weight is how well it separates the pack's own images from the source: `contrast`.
 """
 
 import copy

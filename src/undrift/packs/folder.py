@@ -1,4 +1,4 @@
-"""Read the packs of a folder: the whole ones, and what is wrong with the others."""
+"""Read the packs of a folder, and report what is wrong with damaged ones."""
 
 import os
 from collections import Counter

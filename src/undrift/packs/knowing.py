@@ -1,4 +1,4 @@
-"""Let a model know its domain: gather the moments of the images that the source network looks at."""
+"""Collect the moments of a domain's images for the router, in passes of the source network."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

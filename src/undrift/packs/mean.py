@@ -1,6 +1,6 @@
-"""Compress the mean of a domain: the shifts of all weights that were trained, by the name of a scheme.
+"""Compress the shifts of all trained weights by a named scheme.
 
-benchmarks/compression.py compares them: docs/explanation/packs.md.
+benchmarks/compression.py compares the schemes: docs/explanation/packs.md.
 """
 
 import re

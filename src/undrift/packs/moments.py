@@ -1,4 +1,4 @@
-"""Collect what reaches the norm layers of a network: mean and variance of some input channels, image by image."""
+"""Collect mean and variance of some input channels of a network's norm layers, image by image."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""One pack on a shared network: a parked perturbation that goes on and comes off in a millisecond."""
+"""One pack on a shared network: a perturbation that can be switched on and off in a millisecond."""
 
 from collections.abc import Mapping
 

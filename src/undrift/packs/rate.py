@@ -2,9 +2,9 @@
 
     step[k] = f · ‖w[k]‖,   w[k] the source's kernel k, one f for the whole network
 
-A kernel whose output is normalised, or that is as large as its layer needs, is disturbed by an error in proportion to
-its own length. Errors of the weights of one kernel add up to one error of its output, while each of them costs bits: so
-where kernels are long, fewer bits per weight do least harm. Kernels that hardly moved get hardly any.
+If a kernel's output is normalised, an error does harm relative to the kernel's norm. The errors of a kernel's weights
+add up to one error of its output, while each weight costs bits, so fewer bits per weight do least harm in kernels with
+many weights. Kernels that hardly moved get almost no bits.
 """
 
 from collections.abc import Callable, Mapping

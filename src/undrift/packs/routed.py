@@ -1,4 +1,4 @@
-"""The answer of several packs together: a prediction that says which pack gave each image's answer."""
+"""The prediction of several packs, with the pack that answered each image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

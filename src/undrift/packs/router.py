@@ -1,7 +1,7 @@
 """Choose a pack for each image by the moments of its domain, without labels or source images.
 
-First the packs: the nearest is told by their sketches, or by evidence where one of them holds no sketch. Then it meets
-the source: the evidence of both, with the pack's own weights of layers, says which of the two answers.
+The nearest pack is chosen by their sketches, or by evidence if one of them has no sketch. Then the evidence of this
+pack and of the source, with the pack's own weights of layers, decides which of the two answers.
 """
 
 import math

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from undrift.answer.asked import checked_samples, views_asked
 from undrift.answer.average import average_finite
 from undrift.answer.forward import blank_logits, finite_images, forward
-from undrift.answer.predict_session import PredictSession
+from undrift.answer.predict_session import PredictSession, checked_samples, views_asked
 from undrift.answer.prediction import Prediction
 from undrift.packs.moments import watching
 from undrift.packs.routed import Routed

@@ -1,4 +1,4 @@
-"""What a domain file holds beside plain tensors: compressed shifts, the router's tensors, facts, rows stored once."""
+"""Parts of a domain file beside plain tensors: compressed shifts, the router's tensors, facts, constant rows."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""The shift of one trained weight, compressed: what a pack holds instead of the weight.
+"""The compressed shift of one trained weight, which a pack holds instead of the weight.
 
     w_adapted ≈ w_source + shift
 

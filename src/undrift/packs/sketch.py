@@ -1,8 +1,8 @@
-"""Sketch the images of a domain in a few numbers each, by which packs are told apart.
+"""Sketch each image of a domain in a few numbers, to choose between packs.
 
 For each norm layer, an image has means m and variances v of some channels, over positions. Two signed sums over
 channels of m / √(v + m²) and two of ln v are its sketch. A pack holds their mean and covariance over its images, and
-the pack with the greatest linear discriminant is the nearest: what images of one domain differ in counts little.
+the pack with the greatest linear discriminant is the nearest. The discriminant discounts variation within domains.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.packs.moments import ImageMoments
-from undrift.posterior.noise import without_autocast
+from undrift.system.autocast import without_autocast
 
 VERSION = 1
 """Of these numbers; packs with others are compared by evidence alone."""

@@ -1,8 +1,8 @@
-"""Shifts as whole multiples of one step per kernel: as many as it takes, three, or two.
+"""Shifts as whole multiples of one step per kernel, with any number of levels, three, or two.
 
     shift[k, i] ≈ step[k] · c[k, i],   c one of `levels` evenly spaced numbers around 0
 
-Several c share a byte, as digits in base `levels`. One look into a table of 256 rows undoes a byte, so decompression is
+Several c share a byte, as digits in base `levels`. A lookup in a table of 256 rows decodes a byte, so decompression is
 a gather and a multiply-add on any device.
 """
 

@@ -1,10 +1,10 @@
-"""The vectors of a large network, joined in one row of bytes: what norm state and biases changed by, and log σ².
+"""Join the vectors of a large network in one row of bytes: changes of norm state and biases, and log σ².
 
-Each is small, but together they are half a megabyte for a ResNet-50. A pack holds by how much a vector differs from the
-source's, in multiples of a power of two: a step of about 2⁻¹¹ of the adapted value, or of the deviation where it is the
-mean that a norm layer subtracts. log σ² has multiples of 2⁻⁷, and its own value, to be read without a network. The four
-bytes of the float32 values are laid out one after the other, first bytes of all values first, and deflated: what hardly
-changed takes a few bits.
+Each vector is small, but together they are half a megabyte for a ResNet-50. A pack holds the difference from the
+source's vector in multiples of a power of two: a step of about 2⁻¹¹ of the adapted value, or of the deviation for a
+mean that a norm layer subtracts. log σ² is stored in multiples of 2⁻⁷ and not as a difference, so that it can be read
+without a network. The bytes of the float32 values are stored plane by plane, first bytes of all values first, and
+deflated, so values that hardly changed take a few bits.
 """
 
 import zlib

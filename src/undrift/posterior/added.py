@@ -1,4 +1,4 @@
-"""Modules that a method adds to a perturbed network; they come off with `remove()` and travel in the domain file."""
+"""Modules that a method adds to a perturbed network: `remove()` removes them, and the domain file stores them."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

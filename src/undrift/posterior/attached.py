@@ -1,7 +1,6 @@
-"""What a perturbation puts on a network and takes off again: hooks, copies of norm state and weights, flags.
+"""All that a perturbation attaches to a network and detaches again: hooks, copies of norm state and weights, flags.
 
-It belongs to the network as much as to the `Perturbed` around it: where nobody has that one any more, the network
-still has this, and `undrift.remove` finds it.
+The network holds a reference to it, so that `undrift.remove` works even if the `Perturbed` is gone.
 """
 
 import weakref

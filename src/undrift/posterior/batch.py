@@ -1,4 +1,4 @@
-"""What loaders yield, as images: a tensor, a tuple, a dict. Labels are never looked at."""
+"""Extract images from what loaders yield: a tensor, a tuple, a dict. Labels are never read."""
 
 from collections.abc import Mapping
 from itertools import chain

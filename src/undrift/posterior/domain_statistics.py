@@ -1,19 +1,20 @@
-"""Norm statistics as a posterior: those of the source are the prior, images of the domain are the data.
+"""Norm statistics as a posterior: the source's statistics are the prior, images of the domain are the data.
 
     mean = (w₀ m₀ + w m + n m_b) / (w₀ + w + n),   and the same of second moments
 
-m₀ are the source's statistics, m those of the domain so far, m_b those of a batch of n images. Weights are worths in
-images. What was kept is worth as many images as would scatter by as much as it is away. With s² the variance of single
-images' means and t² that of their second moments, d the distance on average over the channels of a layer,
+m₀ are the source's statistics, m those of the domain so far, m_b those of a batch of n images. Weights count images.
+Kept statistics get the weight of so many images that their mean would scatter by the observed distance. With s² the
+variance of single images' means, t² that of their second moments, and d the mean distance over the channels of a layer,
 
     d = ½ ((m_b − m)²/s² + (v_b − v)²/t²),   w = 1 / (1/most + max(0, d − slack (1/n + 1/most)))
 
-By chance d is 1/n + 1/most: it is KL(batch ‖ kept), to second order, over what a single image scatters by.
-Statistics that the batch speaks against are forgotten by that alone. The prior and the domain together stay worth at
-least N₀ images: a few images are no domain, and statistics of their own take out what tells their classes apart.
+By chance d is 1/n + 1/most: to second order it is KL(batch ‖ kept), in units of a single image's scatter. Statistics
+that contradict the batch lose their weight by this alone. The prior and the domain together keep a weight of at least
+N₀ images, because the statistics of a few images erase the differences between their classes.
 
-Images of few classes are a sample of their domain to the first layers, which see its colours and its noise, and none to
-the last ones, which see its classes. Where they are not to count, they count in the first half of the layers only.
+Images of few classes are a fair sample of their domain for the first layers, which react to its colours and noise, but
+not for the last ones, which react to classes. If a batch should not count, it counts in the first half of the layers
+only.
 """
 
 import copy

@@ -1,8 +1,8 @@
-"""Networks that write into their images (`x.sub_(mean)`): each pass gets a copy, so that every draw sees the same.
+"""Copy the images for networks that write into them (`x.sub_(mean)`), so that every draw sees the same input.
 
-Nobody can ask a network whether it does. The first pass gets copies, and they tell; later ones are looked at for what
-is written in some passes only. Images are the first tensor that a network is given; others may be there to be written
-to, and are handed on.
+The first pass runs on copies to find out whether the network writes into its input. Later passes are checked too,
+because some networks write only sometimes. Images are the first tensor argument; other tensors may be meant as outputs,
+and are passed on unchanged.
 """
 
 import warnings

@@ -1,4 +1,4 @@
-"""All log-variances of a network as one row, for the KL: a network has a hundred, and each operation is a launch."""
+"""Join all log-variances of a network in one row, so that the KL takes few launches instead of a hundred."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

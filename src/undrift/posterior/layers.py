@@ -1,6 +1,6 @@
-"""What a layer is: its kind, the weight it multiplies with, and the linear map it applies.
+"""Describe a layer: its kind, its weight, and the linear map it applies.
 
-Everything that must know about PyTorch's convolution and linear classes lives here; the noise only asks.
+Only this module depends on PyTorch's convolution and linear classes.
 """
 
 import contextlib

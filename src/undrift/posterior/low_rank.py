@@ -1,17 +1,22 @@
-"""Let a kernel's mean move by a low-rank change: w = w_s + U Vᵀ, with one row of U per kernel.
+"""Train a low-rank change of a weight's mean: w = w_s + U Vᵀ, with one row of U per kernel.
 
-The network keeps the source's weights. While a layer runs, it holds the sum; U and V are parameters of the perturbed
-network, so that optimisers, averages, snapshots and domain files see two thin matrices where a free mean has a weight.
+The network keeps the source's weights. While a layer runs, it holds the sum. U and V are parameters of the perturbed
+network, so optimisers, averages, snapshots and domain files hold two thin matrices instead of a weight.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from undrift.posterior import layers
-from undrift.posterior.noise import without_autocast
+from undrift.posterior.select import matching, slot
+from undrift.posterior.tied import held_weights
+from undrift.system.autocast import without_autocast
+
+if TYPE_CHECKING:
+    from undrift.posterior.perturbed import Perturbed
 
 
 class LowRank(nn.Module):
@@ -111,3 +116,25 @@ def is_smaller(weight: Tensor, layer: nn.Module, rank: int) -> bool:
     """Return whether two factors of this rank hold fewer numbers than the weight itself."""
     rows, columns = layers.kernels(layer, weight).shape
     return rank * (rows + columns) < rows * columns
+
+
+def add_low_rank(model: "Perturbed") -> None:
+    """Give each trained weight a low-rank change, where its factors are smaller than the weight (`mean_rank`)."""
+    options, by_weight = model.options, dict[int, LowRank]()
+    for choice in model.choices:
+        if not options.mean_rank or not matching(choice.name, options.train) or matching(choice.name, options.frozen):
+            continue
+        parts = []
+        for name, module, attribute, tied in held_weights(choice.layer):
+            weight = module._parameters.get(attribute)
+            if weight is None or not is_smaller(weight, module, options.mean_rank):
+                continue  # a parametrised weight is not ours to change; a small one moves freely
+            if tied not in by_weight:
+                by_weight[tied] = change = LowRank(module, weight, options.mean_rank)
+                # Not by ModuleDict's own setter, which refuses layers called "keys" or "values".
+                model.low_rank._modules[slot(choice.name, name)] = change
+            parts.append((module, attribute, by_weight[tied]))
+        if parts:
+            model.changed += parts
+            model.low_rank_hooks.append(hooks := LowRankMeans(parts))
+            model.add_hook(choice.layer, hooks.after, before=hooks.before)

@@ -1,7 +1,4 @@
-"""Lock a network for one thread at a time, as each answer sets and restores its flags and noise.
-
-Two threads at once would each restore what the other had set.
-"""
+"""Lock a network for one thread at a time, because each prediction sets and restores its flags and noise."""
 
 import os
 import threading

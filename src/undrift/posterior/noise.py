@@ -1,6 +1,5 @@
 """The perturbation of one weight: log-variances, their prior, and the hooks that add its noise to a layer's output."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from undrift.kernels import add_layer_noise, add_noise, narrowed, normal, square
 from undrift.kernels.reference import by_channel, safe_sqrt, spread, wide
 from undrift.options import Energy, Options, Sharing
 from undrift.posterior import layers
-from undrift.posterior.energy import centred, input_energy
 from undrift.posterior.norm import capturing
 from undrift.posterior.prior import initial_log_var, kernel_variance, prior_variance
 from undrift.posterior.seeds import Key
+from undrift.system.autocast import without_autocast
 from undrift.system.private import hooked_globally
 
 
@@ -197,7 +196,27 @@ class Noise(nn.Module):
         return sigma * normal(key.to(sigma.device), shape)
 
 
-def without_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context without autocast; most of the time there is none to leave, and entering takes its time."""
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> Tensor:
+    """Return what stands for x² in the variance path, in float32 or better.
+
+    - "square": x², the paper's.
+    - "offset": x² + constant, as released; zero padding still gets none.
+    - "centred": (x − its mean over positions)², a sample and a channel at a time. A drawn kernel turns the constant
+      part of its input into a constant shift, which the next norm layer removes; local noise would turn it into noise
+      at every position. Without positions (a linear layer on plain vectors) there is nothing to centre: x².
+    """
+    if energy == "centred":
+        x = centred(layer, x)
+    square = x.to(wide(x.dtype)).square()
+    return square + offset if energy == "offset" else square
+
+
+def centred(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
+    x, among = x.to(wide(x.dtype)), positions(layer, x)
+    return x - x.mean(dim=among, keepdim=True) if among else x
+
+
+def positions(layer: nn.Module, x: Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a layer's input that are neither samples nor channels."""
+    return tuple(range(1, x.ndim - 1)) if isinstance(layer, nn.Linear) else tuple(range(2, x.ndim))

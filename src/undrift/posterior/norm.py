@@ -1,4 +1,4 @@
-"""Norm layers of a perturbed network: whose statistics they use, and whether scale and shift are trained."""
+"""Norm layers of a perturbed network: the statistics they use, and whether scale and shift are trained."""
 
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""Let a batch norm move its own statistics in a pass, as in training.
+"""Let a batch norm update its own statistics in a pass, as in training.
 
-It computes the batch's statistics anyway. Computing them again would be a second pass over every activation: half of a
-training step in a wide network on a GPU.
+It computes the batch's statistics anyway. Computing them again would be a second pass over every activation, which
+takes half of a training step in a wide network on a GPU.
 """
 
 from typing import Any

@@ -1,5 +1,7 @@
 """Refuse networks that cannot be perturbed, before anything is touched."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -10,6 +12,7 @@ from undrift.posterior.noise import Noise
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.rerun import Rerun
 from undrift.posterior.seeds import Key
+from undrift.system.private import is_fake
 
 
 def refuse_network(net: nn.Module) -> None:
@@ -45,3 +48,22 @@ def refuse_second(net: nn.Module) -> None:
                 "Use the perturbed network you have, or take it off first: model.remove(), or undrift.remove(net) "
                 "if the model is gone, or if this is a copy, which carries the noise too."
             )
+
+
+def refuse_empty(net: nn.Module, chosen: Sequence[nn.Module]) -> None:
+    """Raise where a layer that gets noise, or a norm layer, has tensors without values, or would make such."""
+    norms = [module for module in net.modules() if isinstance(module, norm.KINDS)]
+    looked_at = {id(t) for m in (*chosen, *norms) for t in (*m.parameters(), *m.buffers())}
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if id(tensor) in looked_at and (tensor.is_meta or is_fake(tensor)):
+            kind = "a fake tensor" if is_fake(tensor) else "on the meta device"
+            raise CannotPerturb(
+                f"{type(net).__name__}'s {name} is {kind}: it has a shape and no values. A prior needs them: it is "
+                "made of the weights' variance. Load the weights first; once perturbed, a network may be called under "
+                "FakeTensorMode(allow_non_fake_inputs=True)."
+            )
+    if is_fake(torch.empty(0)):  # what is made here would be
+        raise CannotPerturb(
+            f"{type(net).__name__} was to be perturbed under FakeTensorMode, where log-variances would have no values. "
+            "Perturb it before; a perturbed network may be called there, with allow_non_fake_inputs=True."
+        )

@@ -1,4 +1,4 @@
-"""What each call in a forward pass was given, so that activation checkpointing is given the same again.
+"""Record the noise and modes of each call in a forward pass, and replay them under activation checkpointing.
 
 A checkpointed part of a network runs a second time in the backward pass, and must draw the noise, use the statistics
 and be in the mode of its first run. A checkpoint restores torch's global generator before that second run. So a ticket

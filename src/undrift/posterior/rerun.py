@@ -1,4 +1,4 @@
-"""Perturb modules that noise cannot be added behind: run them again with drawn weights."""
+"""Perturb modules that do not support local noise: run them again with drawn weights."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Find the parts of a network that options name by their role.
 
 `@classifier` is the last layer of the module called classifier, fc, head, …, or else the last one registered with a
-weight matrix. `@bottleneck` is the module of that name (SHOT's). Without such a module the pattern means nothing.
+weight matrix. `@bottleneck` is the module of that name (SHOT's). Without such a module the pattern matches nothing.
 """
 
 from torch import nn

@@ -1,4 +1,4 @@
-"""What may change of a network while it adapts: the first axis of every method, as `Options`.
+"""What may change in a network while it adapts, as `Options`: the first axis of every method.
 
 NOTHING        the source network as it is
 STATISTICS     norm layers use the statistics of each batch
@@ -6,7 +6,7 @@ DOMAIN         … or their mean over the domain
 AFFINE         batch statistics; scale and shift of the norm layers are trained (Tent)
 WEIGHTS        … and so is every weight
 PERTURBATION   the paper's scheme: norm layers, and one variance per kernel
-BAYES          mean and variance of every weight; no weight decay, because the prior says where a mean is drawn to
+BAYES          mean and variance of every weight; no weight decay, because the prior already pulls the means
 """
 
 from undrift.options import PAPER, Options

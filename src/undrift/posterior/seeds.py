@@ -1,4 +1,4 @@
-"""Where noise comes from: normal numbers that are a function of a seed, a step, a call and a sample.
+"""Draw noise as a function of a seed, a step, a call and a sample.
 
 A `torch.Generator` cannot enter a compiled graph, and activation checkpointing does not replay one. So every number
 is computed from integers held in tensors: `undrift.kernels` makes a key of seed and step, and noise of the key. The
@@ -19,7 +19,13 @@ from undrift import kernels
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.kernels.keys import key_of_use
 from undrift.posterior.replay import Replay
-from undrift.system.private import frame_watcher, hidden_from_compiler, in_backward, in_function_transform
+from undrift.system.private import (
+    frame_watcher,
+    guard_module_hooks,
+    hidden_from_compiler,
+    in_backward,
+    in_function_transform,
+)
 from undrift.system.ranks import Share, divided, rank
 
 T = TypeVar("T")
@@ -41,6 +47,16 @@ def count_traced(ident: int, number: int | None = None) -> int:
     uses = _traced.setdefault(ident, {})
     uses[number] = uses.get(number, -1) + 1
     return uses[number]
+
+
+def prepare_compiler() -> None:
+    """Make compiled networks look at hooks, and let `Key` count the uses of a weight while a graph is traced.
+
+    This imports the compiler, which takes a second: the first call of a perturbed network and every optimiser import it
+    as well.
+    """
+    torch.compiler.assume_constant_result(count_traced)
+    guard_module_hooks()
 
 
 def drawn_seed(generator: torch.Generator | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Choose the layers to perturb, and say why the others are not."""
+"""Choose the layers to perturb, and explain why the others are not."""
 
 import fnmatch
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,9 @@
-"""Batch statistics of images that lie on several processes, and the gradient through them.
+"""Batch statistics over the images of several processes, and the gradient through them.
 
     M = Σ x / n,   V = Σ (x − M)² / n      over all positions, of the images of all processes
 
-A layer then normalises its own rows by M and V as by kept statistics, in its own forward pass. Where g is the gradient
-of the loss with M and V held fixed, the whole gradient is
+In its own forward pass, each layer normalises its rows by M and V as by running statistics. If g is the gradient of the
+loss with M and V held fixed, the whole gradient is
 
     g − Σ g / n − (x − M) / (V + ε) · Σ g (x − M) / n
 """

@@ -1,14 +1,14 @@
-"""Check whether kept norm statistics fit the mean network, and collect its own in a pass over the domain."""
+"""Check whether kept norm statistics fit the mean network, and collect new ones in a pass over the domain."""
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-from undrift._errors import UndriftWarning
+from undrift._errors import OptionError, UndriftWarning
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.norm import MOVING
@@ -76,6 +76,18 @@ def show(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
         model.key.training = True
         for images in batches:
             model(to_device(images, model))
+
+
+def move_statistics(model: Perturbed, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]]) -> None:
+    """Let moving norm statistics see the domain once, with noise as in a step; batch statistics need no pass."""
+    if model.options.norm_statistics == "source":
+        raise OptionError(
+            'statistics_first with norm_statistics="source": statistics that stay the source\'s cannot be adapted. '
+            'Perturb with norm_statistics="moving", or leave statistics_first out.'
+        )
+    if model.options.norm_statistics in MOVING:
+        with evaluating(model):
+            show(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)
 
 
 @contextmanager

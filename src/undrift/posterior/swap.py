@@ -1,7 +1,7 @@
 """Exchange a module's tensors: copies for adaptation, the source's own for `off()` and `remove()`.
 
-The user's own tensors stay untouched: while the network is perturbed, a module holds copies and the originals are kept
-here. `exchange` swaps the two sets without copying a value.
+The user's own tensors are never changed: while the network is perturbed, a module holds copies and the originals are
+kept here. `exchange` swaps the two sets without copying a value.
 """
 
 from collections.abc import Container

@@ -1,4 +1,4 @@
-"""Tied weights: layers that share a weight share its perturbation, if they cut it into the same kernels."""
+"""Tied weights: layers that share a weight share its perturbation, if they divide it into the same kernels."""
 
 from collections.abc import Iterable
 

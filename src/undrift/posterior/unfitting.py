@@ -1,6 +1,7 @@
-"""Explain the error of a network whose images do not fit it: no batch, other channels, another size or precision.
+"""Explain why a network fails on images that do not fit it: no batch, other channels, another size or precision.
 
-Only after a failure: a network may accept other shapes and reshape them itself, and a sound pass costs nothing.
+This runs only after a failure, because a network may reshape its input itself, and a successful pass must cost
+nothing.
 """
 
 import traceback

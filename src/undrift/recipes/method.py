@@ -1,4 +1,4 @@
-"""The `Method` class: what may change × what is asked × when, and what holds on to the source."""
+"""The `Method` class: scheme × likelihood × loop, and keepers."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Check what is given beside the name of a method, and build the method's parts."""
+"""Check the arguments beside the name of a method, and build the method's parts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

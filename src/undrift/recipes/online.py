@@ -1,6 +1,6 @@
 """Methods that adapt batch by batch: EATA, SAR, CoTTA, ROID, and VMP with ROID's likelihood.
 
-Values are the authors' for ImageNet. For CIFAR, where they give none, those of the common benchmark.
+Values are the authors' for ImageNet. For CIFAR, if they give none, they are those of the common benchmark.
 """
 
 from collections.abc import Sequence

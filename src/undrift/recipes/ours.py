@@ -1,7 +1,8 @@
-"""undrift's own methods: a posterior whose mean moves, and a likelihood that needs no label to move it.
+"""undrift's own methods: a posterior with a trained mean, and likelihoods without labels to train it.
 
-In a stream a teacher averages the network's past and looks at every image from several sides. Over epochs, norm
-statistics see the domain first; then each image agrees with its nearest neighbours, and the classifier stays.
+In a stream a teacher averages the network's past and predicts over several views of every image. Over epochs, norm
+statistics of the domain are collected first; then each image learns to agree with its nearest neighbours, with a frozen
+classifier.
 
 Values of streams were chosen on development corruptions (speckle noise, Gaussian blur, saturate; severity 5) with
 WRN-40-2 on CIFAR-10, ResNeXt-29 on CIFAR-100 and ResNet-50 on ImageNet; those over epochs on one development task,

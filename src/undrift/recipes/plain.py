@@ -1,4 +1,4 @@
-"""Methods that are a scheme and a likelihood only: the controls, Tent, SHOT, Bayes by backprop, VMP."""
+"""Methods that consist of a scheme and a likelihood only: the controls, Tent, SHOT, Bayes by backprop, VMP."""
 
 from undrift.likelihood import Shot, entropy
 from undrift.options import PAPER, RELEASED

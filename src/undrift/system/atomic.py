@@ -1,4 +1,4 @@
-"""Write files whole or not at all: to a temporary file beside the target, synced, then moved over it."""
+"""Write files whole or not at all: to a temporary file beside the target, synced, then renamed."""
 
 import contextlib
 import errno

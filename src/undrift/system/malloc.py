@@ -1,8 +1,8 @@
 """Keep freed memory in the process (glibc), for the command line and for measurements.
 
 A step on a CPU frees hundreds of megabytes. glibc returns the end of the heap to the system, and the next step faults
-it in again page by page, which takes up to a tenth of a step. As a library we leave the process alone;
-docs/explanation/speed.md says how to set this yourself.
+it in again page by page, which takes up to a tenth of a step. The library does not change the process's settings;
+docs/explanation/speed.md explains how to set this yourself.
 """
 
 import ctypes

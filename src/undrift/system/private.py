@@ -1,6 +1,6 @@
-"""Private names of PyTorch that undrift needs: each once, with its reason and what happens in a PyTorch without it.
+"""Private names of PyTorch that undrift needs, each with its reason and what happens in a PyTorch without it.
 
-Nothing else in the package may use one; `tests/test_private.py` looks. Checked on PyTorch 2.13. (Attributes of modules
+No other module may use one; `tests/test_private.py` checks. Checked on PyTorch 2.13. (Attributes of modules
 and tensors that have had their names since 1.x stand where they are used: `_parameters`, `_buffers`, `_modules`,
 `_forward_hooks`, `_version`.)
 """

@@ -1,4 +1,4 @@
-"""Save and restore all random state that an order of images can depend on."""
+"""Save and restore the random state that the order of images depends on; make generators for parts of a method."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,3 +40,18 @@ class Randomness:
             yield
         finally:
             self.put(state)
+
+
+def own_generator(seed: int | None) -> torch.Generator:
+    """Return a generator on the CPU; without a seed, torch's global generator gives one.
+
+    Bulk numbers are not drawn from it but computed on the device from a key that is (`kernels.normal`), so that a seed
+    means the same numbers on every device and nothing waits for a copy.
+    """
+    chosen = int(torch.randint(2**62, ())) if seed is None else seed
+    return torch.Generator().manual_seed(chosen)
+
+
+def draw_keys(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
+    """Return fresh keys for `undrift.kernels.normal`."""
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).to(device, non_blocking=True)

@@ -1,8 +1,8 @@
-"""Share each batch among the processes of `torch.distributed`, and join what they find.
+"""Share each batch among the processes of `torch.distributed`, and join their outputs.
 
-Every process holds the whole network and runs it on a part of each batch. Outputs are joined before anything is asked
-of them, so that each process sees all rows of the batch, computes the same loss, and makes the same step. Without a
-process group, there is one process with everything.
+Every process holds the whole network and runs it on a part of each batch. Outputs are joined before the loss, so that
+each process sees all rows of the batch, computes the same loss, and takes the same step. Without a process group, one
+process has everything.
 """
 
 import hashlib

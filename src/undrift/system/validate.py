@@ -55,3 +55,18 @@ def count_or_none(given: Any, name: str, to_do: str) -> int | None:
     if count < 1:
         raise OptionError(f"{name}={given!r} is not a whole number from 1 up. {to_do}")
     return count
+
+
+def pick_device(device: torch.device | str) -> torch.device:
+    """Return the device; raise if it is a GPU that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise OptionError(f"there is no device {device!r}; needed: auto, cpu or cuda. Use device='auto'.") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(
+            f"device {device} was asked for and PyTorch sees no GPU; needed: a GPU with its driver. Use device='cpu'."
+        )
+    return place

@@ -16,8 +16,8 @@ from torch import nn
 from undrift._errors import DataError, OptionError
 from undrift.images import Domain, FileDomain, split
 from undrift.system import atomic
-from undrift.system.device import pick_device
 from undrift.system.progress import Bar
+from undrift.system.validate import pick_device
 from undrift_bench import zoo
 from undrift_bench.train import checkpoint as checkpoints
 from undrift_bench.train.checkpoint import Best

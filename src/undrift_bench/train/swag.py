@@ -9,7 +9,7 @@ from torch import nn
 
 from undrift.images import Domain
 from undrift.keep.posterior import Moments
-from undrift.system.device import pick_device
+from undrift.system.validate import pick_device
 from undrift_bench.train.checks import check_domain
 from undrift_bench.train.epoch import Loop, own_randomness
 from undrift_bench.train.frames import frames

@@ -1,8 +1,8 @@
-"""Filters whose result for an image is independent of its batch, bit for bit.
+"""Filters whose result for an image does not depend on its batch, bit for bit.
 
-A matrix product may sum in another order when the batch is larger. So the products here are exact: pixels are multiples
+The order of sums in a matrix product may depend on the batch size. So the products here are exact: pixels are multiples
 of 1/256 of a grey level, weights multiples of 2^-16, and float64 holds every partial sum of pixel × weight × weight
-without rounding. Everything else is elementwise.
+without rounding. All other operations are elementwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load the frost pictures, the only ingredient that no formula gives."""
+"""Load the frost pictures, the only data that the corruptions need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask a network and its source about the same images, for a page that compares them."""
+"""Compare the answers of a network and of its source on the same images, for a page."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError
-from undrift.answer.asked import views_asked
 from undrift.answer.average import average
 from undrift.answer.forward import batches_of
-from undrift.answer.predict_session import PredictSession
+from undrift.answer.predict_session import PredictSession, views_asked
 from undrift.answer.prediction import Prediction
 from undrift.images import FileDomain, TensorDomain
 from undrift.judge.metrics import Tally

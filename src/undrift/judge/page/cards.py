@@ -1,4 +1,4 @@
-"""The cards of a page: each shows one thing, and is None where there is nothing to show."""
+"""The cards of a page: each shows one result, and is None if there is nothing to show."""
 
 import math
 from collections import Counter

@@ -1,7 +1,7 @@
-"""Draw charts as inline SVG that any page width can stretch.
+"""Draw charts as inline SVG that stretches to the width of the page.
 
-A chart is an SVG without text, stretched to the width at hand with lines that keep their thickness, and labels in HTML
-around it that keep their size. Colours are the page's variables, so that a chart follows light, dark and paper.
+The SVG has no text and scales with constant line widths; labels are HTML around it and keep their size. Colours are the
+page's CSS variables, so that a chart follows light mode, dark mode and print.
 """
 
 import math

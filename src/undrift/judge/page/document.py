@@ -1,4 +1,4 @@
-"""Put a page together: a headline, a few facts, cards, and what it was made with."""
+"""Assemble a page: a headline, a few facts, cards, options and versions."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The pages: of an adaptation, of a stream, of an evaluation. Each is whole with whatever there is."""
+"""The pages of an adaptation, a stream and an evaluation. Each works with whatever data there is."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Keep what a page shows of a run while it goes on: counts, a curve, and a few images; its size is bounded."""
+"""Record a run for its page: counts, a curve and a few images, of bounded size."""
 
 import math
 from collections.abc import Mapping, Sequence

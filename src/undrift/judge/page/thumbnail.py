@@ -1,4 +1,4 @@
-"""Turn images as a network sees them into small pictures that an HTML page can hold."""
+"""Turn preprocessed images into small pictures for an HTML page."""
 
 import base64
 import struct

@@ -1,1 +1,1 @@
-"""The noise in Triton kernels, for CUDA: eager launches and operators that the compiler can look into."""
+"""The noise in Triton kernels, for CUDA: eager launches, and operators that the compiler can inline."""

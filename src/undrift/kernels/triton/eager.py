@@ -1,4 +1,4 @@
-"""The functions by Triton's kernels from uncompiled code, one at a time: for layers whose noise is no single node.
+"""The functions with Triton's kernels in uncompiled code, one at a time, for layers whose noise is not one node.
 
 The backward pass draws ε again. There is no second derivative.
 """

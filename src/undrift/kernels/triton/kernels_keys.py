@@ -1,7 +1,6 @@
 """Triton's kernel for a step's keys. Imported on a CUDA machine only.
 
-The sixteen small operators of `keys_of` stand before the first layer of every pass, and a GPU waits for the
-launch of each.
+`keys_of` has sixteen small operators before the first layer of every pass, and a GPU waits for the launch of each.
 """
 
 # mypy: ignore-errors

@@ -1,7 +1,7 @@
-"""Triton's kernels for a whole layer of one group (`layer`): the box filter inside what reads its result.
+"""Triton's kernels for a whole layer of one group (`layer`), with the box filter fused into the kernel that uses it.
 
-A position of the plane is one of a picture's rows and columns. The window of output (i, j) begins at input
-(i·SH − PH, j·SW − PW) and has KH × KW inputs; what lies outside the picture has no energy. Tensors, sums and their
+A position of the plane is a row and a column of an image. The window of output (i, j) begins at input
+(i·SH − PH, j·SW − PW) and has KH × KW inputs; inputs outside the image have no energy. Tensors, sums and their
 order are as in `kernels_halves`.
 """
 

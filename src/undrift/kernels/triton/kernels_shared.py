@@ -1,6 +1,6 @@
 """Triton's kernels for a graph in which all layers' log-variances have one gradient (`shared`).
 
-A layer's own kernels leave parts of it, and one kernel adds up those of many layers, with the KL's gradient. Tensors,
+A layer's own kernels write partial sums, and one kernel adds up those of many layers, with the KL's gradient. Tensors,
 sums and their order are as in `kernels_halves`.
 """
 

@@ -1,4 +1,4 @@
-"""Launch Triton's kernels on tensors. What follows from shapes alone is worked out once for each shape."""
+"""Launch Triton's kernels on tensors; cache what depends on shapes alone."""
 
 import math
 from collections.abc import Callable

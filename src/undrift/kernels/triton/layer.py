@@ -3,11 +3,11 @@
     forward    energy = Σx² (+ constant), its box filter, y + σ·√plane·ε
     backward   gradients of plane and log_var, the box filter's, 2·x·grad
 
-Where the layer's weight is frozen, the node has the gradient that the layer itself gives its input, too: the kernel
-that writes the noise's adds it. Autograd would add both in one more pass over three tensors.
+If the layer's weight is frozen, the node also computes the layer's own gradient of its input: the kernel that writes
+the noise's gradient adds it. Autograd would add the two in one more pass over three tensors.
 
-A GPU is through with a layer in the time of a few hundred Python instructions, so launches are few: one or two forward
-and two backward for most layers. Large windows, groups and odd channels take a kernel for each step.
+A GPU finishes a layer in the time of a few hundred Python instructions, so launches are few: one or two forward
+and two backward for most layers. Large windows, groups and odd channels take one kernel per line above.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""All layers' log-variances with one gradient, in a graph compiled for CUDA that holds both their noise and their KL.
+"""Compute the gradient of all layers' log-variances together, in a graph compiled for CUDA with noise and KL.
 
-Left to autograd, each layer's noise adds up a gradient of its own, and one more kernel per layer adds the KL's. Here a
-layer's noise leaves its gradient in parts (`traced.noise_parts`), and few kernels add up all layers' parts, and the
-KL's, at the end. What autograd takes a layer's parts for is the gradient of its `handle`: a tensor of their shape that
-nobody reads.
+Autograd would sum a gradient for each layer's noise, and add the KL's in one more kernel per layer. Here a layer's
+noise writes partial sums of its gradient (`traced.noise_parts`), and a few kernels add up all layers' parts, and the
+KL's, at the end. To autograd, a layer's parts are the gradient of its `handle`, an unused tensor of their shape.
 """
 
 from typing import Any, List, Sequence  # noqa: UP035  (PyTorch 2.6 knows these two in an operator's signature)

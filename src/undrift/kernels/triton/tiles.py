@@ -1,4 +1,4 @@
-"""How Triton's kernels see a tensor, and how they cut it: sizes, memory order, tiles, programs. Arithmetic only."""
+"""Sizes, memory order, tiles and programs of Triton's kernels for a tensor. Arithmetic only."""
 
 import math
 from functools import cache

@@ -1,14 +1,15 @@
-"""Register the functions for graphs compiled for CUDA, as operators that the compiler looks into.
+"""Register the functions for graphs compiled for CUDA, as operators that the compiler can inline.
 
-It sees Triton's kernels, launches them itself, and fuses PyTorch's operators around them: the sum of squares with what
-writes x, 2·x·grad with what reads the gradient. ε and its two sums are ours: given PyTorch's operators, the compiler
-draws ε again in each kernel that reads the output (on an H200 a WRN-28-10 step of 26.9 ms, where Tent's takes 13.3).
+The compiler launches Triton's kernels itself, and fuses PyTorch's operators around them: the sum of squares with the
+kernel that writes x, 2·x·grad with the one that reads the gradient. ε and its two sums stay in our kernels: with
+PyTorch's operators, the compiler draws ε again in each kernel that reads the output (on an H200 a WRN-28-10 step takes
+26.9 ms then, and Tent's 13.3).
 
-The energy's gradient lies in memory with gaps. A kernel of the compiler's that sums over positions (a batch norm's
-gradients) reads all else along channels. What lies along positions it reads so, and then exchanges it among its threads
-through shared memory: up to twice the time (on an H200 55 µs instead of 27; with gaps 36 to 41, benchmarks/NOTES.md,
-version 13). Numbers that are no neighbours it reads as it needs them. (Behind a layer norm, which sums over channels,
-gaps would cost a little, so a linear layer's plane has none.)
+The energy's gradient is stored with gaps. A kernel of the compiler that sums over positions (a batch norm's gradients)
+reads other tensors along channels. A tensor that is contiguous along positions it reads along positions, and then
+exchanges among its threads through shared memory, which takes up to twice the time (on an H200 55 µs instead of 27;
+with gaps 36 to 41, benchmarks/NOTES.md, version 13). Non-contiguous values it reads in the order that it needs. (Behind
+a layer norm, which sums over channels, gaps would cost a little, so a linear layer's plane has none.)
 """
 
 from typing import Any

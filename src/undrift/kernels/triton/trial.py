@@ -1,7 +1,7 @@
-"""Whether Triton's kernels run on a GPU, found out by running a small one: once a GPU, and cheaply.
+"""Check whether Triton's kernels run on a GPU by running a small one, once per GPU.
 
-That Triton is installed says little: its first kernel may find no C compiler, a GPU that is too old for it, or a folder
-that it may not write to. That should not end a user's forward pass.
+An installed Triton may still fail at its first kernel: no C compiler, a GPU that is too old, or a cache folder that is
+not writable. That should not end a user's forward pass.
 """
 
 import importlib.util

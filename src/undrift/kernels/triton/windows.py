@@ -1,4 +1,4 @@
-"""Launches of `kernels_layer`, for layers of one group: the box filter inside the kernel that reads its result."""
+"""Launch `kernels_layer`, for layers of one group, with the box filter fused into the kernel that uses it."""
 
 from typing import NamedTuple
 
