@@ -34,7 +34,8 @@ def refuse_unfitting(net: nn.Module, images: Tensor, error: Exception) -> None:
     if _is_clear(error) or _missing(net, images) > 0 or images.ndim < 3:
         return
     names = {module: plain_name(name) for name, module in net.named_modules()}
-    own = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Not the frame that caught the error: its copy of the locals would hold the error, and the error that frame.
+    own = [frame.f_locals for frame, _ in list(traceback.walk_tb(error.__traceback__))[1:]]
     reached = [(at["self"], at.get("input")) for at in own if isinstance(at.get("self"), nn.Module)]
     reached = [(module, given) for module, given in reached if module in names]
     if not reached:
