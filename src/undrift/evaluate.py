@@ -132,7 +132,7 @@ def evaluate_continual(
     Args:
         model: the network that adapts; it is left adapted.
         domains: labelled loaders by name, in the order of the stream.
-        answer: takes batches of images and yields one prediction a batch:
+        answer: takes batches of images and yields one prediction per batch:
             `lambda images: undrift.stream(model, images, likelihood=undrift.entropy)`.
         source: clean labelled source images, to measure forgetting: before the stream under the source network, after
             it under the adapted one, with `samples` draws.

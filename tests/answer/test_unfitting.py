@@ -150,3 +150,25 @@ def test_a_stream_that_failed_gives_the_network_back_at_once(method: str, images
         undrift.perturb(net)  # raises where something is left on it
     finally:
         gc.enable()
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, images: Tensor, mask: Tensor) -> Tensor:
+        return self.net(images * mask)
+
+
+class ByName(TwoInputs):
+    def forward(self, *, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+        return self.net(pixel_values)
+
+
+@pytest.mark.parametrize("verb", ["adapt", "stream", "stream by cotta", "predict", "predict, perturbed", "evaluate"])
+def test_a_network_of_other_inputs_is_named(verb: str) -> None:
+    refused(
+        verb, TwoInputs().eval(), IMAGES, r"TwoInputs\.forward\(images.*, mask.*\) .* cannot be .*needed: .*Wrap it"
+    )
+    refused(verb, ByName().eval(), IMAGES, r"ByName\.forward\(\*, pixel_values.* cannot be called with one tensor")

@@ -66,9 +66,10 @@ def _guessed(net: nn.Module, options: Options) -> str | None:
     if not asking or sure:
         return None
     found = "none was found" if name is None else f"{name!r} was taken, the last one registered"
+    do = "Name it" if name is None else "If it is another, name it"
     return (
         f"which layer of {type(net).__name__} is its classifier cannot be told for sure: {found}. The method needs it "
-        f"(option {asking[0]}). If it is another, name it: {asking[0]}=…, or call the module {CLASSIFIER_NAMES[0]!r}."
+        f"(option {asking[0]}). {do}: {asking[0]}=…, or call the module {CLASSIFIER_NAMES[0]!r}."
     )
 
 
