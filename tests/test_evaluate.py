@@ -225,6 +225,9 @@ def test_labels_in_dicts(key: str) -> None:
         ([(images(), torch.full((6,), 7))], r"7 to 7.*5 classes"),
         ([(images(), torch.eye(6))], "one-hot"),
         ([], "no images were scored"),
+        ((images(), torch.arange(6) % 5), r"a single batch in a list: \[\(images, labels\)\]"),
+        (images(), r"are a Tensor; needed: a loader of \(images, labels\).*in a list"),
+        (None, "are a NoneType; needed: a loader"),
         ({}, "no domains"),
     ],
 )

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -152,7 +154,7 @@ def test_copies_inside_off_are_refused_and_inside_mean_are_noisy() -> None:
 
 
 def test_a_data_parallel_wrapper_is_refused() -> None:
-    with pytest.raises(undrift.CannotPerturb, match="Perturb first, then wrap"):
+    with pytest.raises(undrift.CannotPerturb, match=r"Give that: net\.module.* perturb first, then wrap"):
         undrift.perturb(nn.DataParallel(convnet()))
 
 
@@ -194,3 +196,29 @@ def test_hooks_lie_in_the_order_in_which_they_run() -> None:
     assert list(dict.keys(hooks)) == list(hooks)
     assert next(iter(hooks.values())) == model.noise["0"].local
     assert len(model.remove()[0]._forward_hooks) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"classes": 3}, "classes=3 is not a list of names; needed: .*Give classes="),
+        ({"classes": "abcde"}, "classes='abcde' is not a list"),
+        ({"classes": [0, 1, 2, 3, 4]}, "is not a list of names"),
+        ({"preprocess": "imagenet"}, "preprocess='imagenet' is a str; needed: .*IMAGENET.*Give that"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["perturb", "adapt", "stream"])
+def test_what_travels_with_the_model_is_checked_before_the_network_is_touched(
+    verb: str, given: dict[str, Any], said: str
+) -> None:
+    net = convnet()
+    before = snapshot(net)
+    calls: dict[str, Callable[..., Any]] = {
+        "perturb": undrift.perturb,
+        "adapt": lambda net, **given: undrift.adapt(net, images(), **given),
+        "stream": lambda net, **given: undrift.stream(net, [images()], **given),
+    }
+    with pytest.raises(undrift.OptionError, match=said):
+        calls[verb](net, **given)
+    assert same(snapshot(net), before)
+    undrift.perturb(net)  # nothing is on it

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from undrift._errors import DataError
 from undrift.answer.forward import unwrapped
@@ -21,6 +22,7 @@ from undrift.posterior.batch import images_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.statistics import warn_of_mean
 from undrift.predict import Mode, predict
+from undrift.system.validate import a_type
 
 Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
@@ -130,7 +132,7 @@ def evaluate_continual(
     Args:
         model: the network that adapts; it is left adapted.
         domains: labelled loaders by name, in the order of the stream.
-        answer: takes batches of images and yields one prediction a batch:
+        answer: takes batches of images and yields one prediction per batch:
             `lambda images: undrift.stream(model, images, likelihood=undrift.entropy)`.
         source: clean labelled source images, to measure forgetting: before the stream under the source network, after
             it under the adapted one, with `samples` draws.
@@ -181,10 +183,10 @@ def labels_of(item: Any) -> Tensor:
     elif isinstance(item, tuple | list) and len(item) > 1:
         found = item[1]
     if not isinstance(found, Tensor):
-        given = f"dicts with {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+        given = f"dicts with {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"{a_type(item)}"
         raise DataError(
             f"the loader yields {given}, in which no tensor of labels was found; needed: (images, labels), or a dict "
-            f"with labels under {', '.join(KEYS)}. Only images with labels can be evaluated."
+            f"with labels under {', '.join(KEYS)}. Give labels, too; a single batch in a list: [(images, labels)]."
         )
     return found
 
@@ -220,8 +222,17 @@ def _warn_of_mean(model: nn.Module, samples: int | None) -> None:
 
 
 def _batches(loader: Loader) -> Iterable[Any]:
-    """Return a loader's or a domain's batches."""
-    return loader.batches(100) if isinstance(loader, FileDomain | TensorDomain) else loader
+    """Return the batches of a loader, a domain or a data set."""
+    if isinstance(loader, FileDomain | TensorDomain):
+        return loader.batches(100)
+    if isinstance(loader, Dataset):
+        return loader if isinstance(loader, Iterable) else DataLoader(loader, 100)
+    if isinstance(loader, str | Tensor) or not isinstance(loader, Iterable):
+        raise DataError(
+            f"images to evaluate on are {a_type(loader)}; needed: a loader of (images, labels), a list of such "
+            "batches, or a mapping from names to loaders. Give a single batch in a list: [(images, labels)]."
+        )
+    return loader
 
 
 def _result(

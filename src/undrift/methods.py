@@ -18,6 +18,7 @@ from undrift.posterior.attached import root_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.recipes import offline, online, ours, plain, prepared
 from undrift.recipes.method import Loop, Method
+from undrift.system.validate import a_type
 
 METHODS: dict[str, Method] = {
     row.name: row for rows in (plain.ROWS, online.ROWS, offline.ROWS, prepared.ROWS, ours.ROWS) for row in rows
@@ -51,9 +52,7 @@ def get(name: str, loop: Loop | None = None) -> Method:
         'before'
     """
     if not isinstance(name, str):
-        raise OptionError(
-            f"method is a {type(name).__name__} ({name!r}); needed: a name. undrift.methods.names() lists them."
-        )
+        raise OptionError(f"method is {a_type(name)} ({name!r}); needed: a name. undrift.methods.names() lists them.")
     plain_name, _, variant = name.partition(":")
     if plain_name not in METHODS:
         raise OptionError(f"there is no method {name!r}{_suggest(plain_name, METHODS)}. Methods: {', '.join(METHODS)}.")

@@ -14,6 +14,7 @@ from undrift.likelihood.entropy import entropy
 from undrift.posterior.joined import TrainedMean, joined, shared, trained_means
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.validate import a_type
 
 
 def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
@@ -123,6 +124,4 @@ def step_loss(
 
 def _check(model: object) -> None:
     if not isinstance(model, Perturbed):
-        raise UndriftError(
-            f"got a {type(model).__name__}; a KL belongs to a perturbation. Give what undrift.perturb gave."
-        )
+        raise UndriftError(f"got {a_type(model)}; a KL belongs to a perturbation. Give what undrift.perturb gave.")

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from undrift._errors import OptionError
+from undrift.system.validate import a_type
 
 Sharing = Literal["kernel", "weight"]
 Prior = Literal["adaptive", "isotropic"]
@@ -226,13 +227,14 @@ def resolve(options: "Options | str", changes: Mapping[str, object]) -> Options:
     """Return what a call means by `options` (a preset's name or Options) and keyword changes to it."""
     chosen = preset(options) if isinstance(options, str) else options
     if not isinstance(chosen, Options):
-        raise OptionError(f"options is a {type(chosen).__name__}; give Options(...) or one of {', '.join(PRESETS)}.")
+        raise OptionError(f"options is {a_type(chosen)}; give Options(...) or one of {', '.join(PRESETS)}.")
     return chosen.replace(**changes) if changes else chosen
 
 
 def _suggest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1) or [other for other in names if other.endswith(f"_{name}")]
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
 def _problem(f: "dataclasses.Field[Any]", hint: Any, value: Any) -> str | None:

@@ -7,12 +7,12 @@ state, and all weights are frozen. The log-variances are learned, and scale and 
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from undrift._errors import UndriftError
+from undrift.images.preprocess import Preprocess, checked
 from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
@@ -25,10 +25,7 @@ from undrift.posterior.seeds import prepare_compiler
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained
 from undrift.posterior.tied import held_weights, refuse_crosswise
-from undrift.system.validate import generator_or_seed
-
-if TYPE_CHECKING:
-    from undrift.images.preprocess import Preprocess
+from undrift.system.validate import class_names, generator_or_seed
 
 
 def perturb(
@@ -36,7 +33,7 @@ def perturb(
     options: Options | str = "paper",
     *,
     generator: torch.Generator | None = None,
-    preprocess: "Preprocess | None" = None,
+    preprocess: Preprocess | None = None,
     classes: Sequence[str] | None = None,
     **changes: object,
 ) -> "Perturbed":
@@ -62,6 +59,7 @@ def perturb(
         ['net.1.bias', 'net.1.weight', 'noise.0.log_var']
     """
     refuse_network(net)
+    names, preprocess = class_names(classes), None if preprocess is None else checked(preprocess)
     seed = generator_or_seed(generator)
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     chosen = resolve(options, changes)
@@ -78,7 +76,7 @@ def perturb(
         model.attach()
     if chosen.norm_statistics != "batch":
         norm.warn_if_unsound(model.norms)
-    model.preprocess, model.classes = preprocess, None if classes is None else tuple(classes)
+    model.preprocess, model.classes = preprocess, names
     return model
 
 

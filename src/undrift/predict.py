@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from undrift._errors import OptionError
 from undrift.answer.average import average, average_finite, no_answer
@@ -27,7 +28,7 @@ Mode = Literal["full", "fast"]
 @torch.no_grad()
 def predict(
     model: nn.Module,
-    images: Tensor | Iterable[Any],
+    images: Tensor | Dataset[Any] | Iterable[Any],
     samples: int | None = None,
     *,
     generator: torch.Generator | int | None = None,
@@ -53,7 +54,8 @@ def predict(
     Args:
         model: a perturbed network (compiled and wrapped ones are unwrapped), or any other network, which gives one
             deterministic answer.
-        images: a tensor, a domain of `undrift.images`, or an iterable of batches (a loader; labels are not read).
+        images: a tensor, a Dataset, a domain of `undrift.images`, or an iterable of batches (a loader; labels are not
+            read).
         samples: draws to average; 0 is the mean network, which does not fit norm statistics that noisy steps moved (a
             warning says so, once per model). Default: the option `test_samples`.
         generator: a generator or a seed makes the noise reproducible, and leaves the network's own noise where it was.

@@ -1,6 +1,7 @@
 """Which images may be answered: by a threshold, or by a risk that needs no labels."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -58,8 +59,11 @@ def test_the_expected_error_is_the_true_one_where_probabilities_are_calibrated()
         ({"risk": 5}, r"risk=5 is not from 0 to 1; needed.*5 %"),
         ({"risk": math.nan}, r"risk=nan is not from 0 to 1"),
         ({"risk": True}, r"risk=True"),
+        ({"risk": "low"}, r"risk='low' is not from 0 to 1"),
+        ({"threshold": 70}, r"threshold=70 is not a number from 0 to 1; needed.*80 %"),
+        ({"threshold": "high"}, r"threshold='high' is not a number"),
     ],
 )
-def test_what_certain_refuses(given: dict[str, float], match: str) -> None:
+def test_what_certain_refuses(given: dict[str, Any], match: str) -> None:
     with pytest.raises(undrift.OptionError, match=match):
         sure_of(0.9).certain(**given)

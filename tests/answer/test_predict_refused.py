@@ -1,10 +1,12 @@
 """What `predict` and `stream` say to arguments that are not what they need: found, needed, what to do."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import undrift
 from support import convnet, images, same, snapshot
@@ -21,6 +23,8 @@ from support import convnet, images, same, snapshot
         ({"temperature": float("nan")}, "temperature=nan is not"),
         ({"generator": "a"}, "generator='a' is a str; needed: a torch.Generator, or a seed"),
         ({"generator": 0.5}, "generator=0.5 is a float; needed"),
+        ({"views": "auto"}, '"auto" needs a stream or epochs .*needed: mirror, shift. Name'),
+        ({"views": 5}, "views=5: 5 is not one of mirror, shift. Name"),
         ({"generator": 2**64}, "whole number of 64 bits. Give generator=0"),
     ],
 )
@@ -89,3 +93,26 @@ def test_a_stream_names_the_network_inside_a_wrapper() -> None:
         undrift.stream(nn.DataParallel(model), [images()])
     with pytest.raises(undrift.OptionError, match=r"OptimizedModule; .* model\._orig_mod"):
         undrift.stream(torch.compile(model), [images()])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate", "temperature", "adapt", "stream"])
+@pytest.mark.parametrize("model", [None, convnet, "resnet50"])
+def test_what_is_no_network_is_named(verb: str, model: Any) -> None:
+    data = [(images(), torch.zeros(6, dtype=torch.long))]
+    with pytest.raises(undrift.OptionError, match=f"model is a {type(model).__name__}; .*torch.nn.Module. Give"):
+        getattr(undrift, verb)(model, data)
+
+
+def test_a_data_set_is_taken_as_adapt_takes_it() -> None:
+    net, labels = convnet().eval(), torch.arange(6) % 5
+    data = TensorDataset(images(), labels)
+    assert torch.equal(undrift.predict(net, data).probs, undrift.predict(net, images()).probs)
+    assert undrift.evaluate(net, data) == undrift.evaluate(net, [(images(), labels)])
+
+
+def test_a_prediction_shows_counts_and_not_its_tensors() -> None:
+    shown = repr(undrift.predict(convnet().eval(), images()))
+    assert re.fullmatch(
+        r"<Prediction: 6 images, 5 classes; confidence 0\.\d+, entropy [\d.]+, mutual_info 0 on average>", shown
+    )
+    assert "0 images, 5 classes>" in repr(undrift.predict(convnet().eval(), images()[:0]))

@@ -1,5 +1,6 @@
 """Images that do not fit the network: an error of three facts from every verb, or another precision."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -125,3 +126,49 @@ def test_a_network_of_several_precisions_says_which_it_needs() -> None:
             return self.head(self.stem(x).flatten(1).double())
 
     refused("predict", Mixed(), IMAGES.double(), r"are torch.float64; .* needs torch.float32 at its layer 'stem'.*to\(")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("verb", ["stream", "stream by tent", "stream by cotta", "predict", "predict, perturbed"])
+def test_an_image_without_a_batch_is_named_with_its_own_shape(verb: str, channels: int) -> None:
+    net = convnet(channels)
+    with pytest.raises(undrift.DataError, match=rf"of shape \({channels}, 8, 8\).*Make one.*image\[None\]"):
+        VERBS[verb](net, IMAGES[0, :channels])
+
+
+@pytest.mark.parametrize("method", ["undrift", "tent"])
+@pytest.mark.parametrize("images", [IMAGES.permute(0, 2, 3, 1), IMAGES[:, :1], IMAGES[0]])
+def test_a_stream_that_failed_gives_the_network_back_at_once(method: str, images: Tensor) -> None:
+    net = convnet()
+    gc.disable()  # a reference cycle would keep the stream until the collector runs
+    try:
+        try:
+            for _ in undrift.stream(net, [images], method=method):
+                pass
+        except undrift.DataError:
+            pass
+        undrift.perturb(net)  # raises where something is left on it
+    finally:
+        gc.enable()
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, images: Tensor, mask: Tensor) -> Tensor:
+        return self.net(images * mask)
+
+
+class ByName(TwoInputs):
+    def forward(self, *, pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+        return self.net(pixel_values)
+
+
+@pytest.mark.parametrize("verb", ["adapt", "stream", "stream by cotta", "predict", "predict, perturbed", "evaluate"])
+def test_a_network_of_other_inputs_is_named(verb: str) -> None:
+    refused(
+        verb, TwoInputs().eval(), IMAGES, r"TwoInputs\.forward\(images.*, mask.*\) .* cannot be .*needed: .*Wrap it"
+    )
+    refused(verb, ByName().eval(), IMAGES, r"ByName\.forward\(\*, pixel_values.* cannot be called with one tensor")

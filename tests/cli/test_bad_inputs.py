@@ -254,7 +254,7 @@ def test_a_stream_onto_a_full_disk(run: Run) -> None:
 
 
 def test_the_users_own_code_may_fail(run: Run) -> None:
-    for function, fact in (("broken", "raised ValueError: no such depth"), ("not_a_network", "returned a int")):
+    for function, fact in (("broken", "raised ValueError: no such depth"), ("not_a_network", "returned an int")):
         found = run("predict", "target", "--model", f"tiny_of_tests:{function}")
         assert (found.code, fact in found.err, "Traceback" in found.err) == (2, True, False), found.err
     found = run(*PREDICT, "--mean", "0.5", "--std", "0.5")  # grey images into a network for colour

@@ -77,3 +77,9 @@ def test_batches_of_nothing_are_refused_and_an_empty_choice_is_empty(domain):
 def test_surface_is_there():
     assert len(undrift.images.__all__) == len(set(undrift.images.__all__))
     assert all(hasattr(undrift.images, name) for name in undrift.images.__all__)
+
+
+def test_preprocessing_is_a_value_and_no_transform(domain):
+    said = "is a builtin_function_or_method; needed: .*IMAGENET.*transform of your own in a Dataset"
+    with pytest.raises(OptionError, match=said):
+        domain.prepared(len)

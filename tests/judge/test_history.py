@@ -47,3 +47,9 @@ def test_the_bar_goes_to_stderr_and_shows_the_numbers(capfd: pytest.CaptureFixtu
     assert all(word in err for word in ("adapt", "loss", "kl", "entropy", "balance"))
     adapt(small(), TensorDataset(images(32)), entropy, epochs=1)
     assert capfd.readouterr().err == ""
+
+
+def test_results_show_their_text_and_not_their_fields() -> None:
+    history = adapt(small(), images(8), entropy, epochs=2, batch_size=4)
+    assert repr(history) == str(history)
+    assert repr(history.verdict) == str(history.verdict)

@@ -78,6 +78,13 @@ def answers(count: int, classes: int = 5, seed: int = 0) -> Prediction:
     return Prediction.of(logits.softmax(1))
 
 
+def test_labels_for_other_images_are_refused(tmp_path: Path) -> None:
+    history = undrift.adapt(small(), images(24), undrift.entropy, epochs=1)
+    for labels in (torch.zeros(3).long(), torch.zeros(25).long()):
+        with pytest.raises(undrift.DataError, match=f"{len(labels)} labels for 24 images; needed: one per image"):
+            history.page(tmp_path / "a.html", images(24), labels=labels)
+
+
 def test_an_adaptation_with_images_and_labels(tmp_path: Path) -> None:
     model = small()
     model.classes = ("plain", EVIL, "c", "d", "e")

@@ -72,3 +72,12 @@ def test_an_optimiser_of_nothing() -> None:
     model = undrift.perturb(convnet(), layers=(), norm_affine=False)
     going = undrift.stream(model, [images()], answer="before")
     assert len(next(going)) == len(images())
+
+
+@pytest.mark.parametrize("method", ["undrift", "tent", "cotta"])
+def test_adam_is_refused_where_weights_are_in_float16(method: str) -> None:
+    """The averages of squared gradients round to 0 there: steps of 28 at a rate of 0.001."""
+    net = convnet().half()
+    with pytest.raises(undrift.OptionError, match=r"is in float16, .*needed: .*bfloat16. Give net\.float\(\)"):
+        undrift.stream(net, [images().half()], method=method)
+    undrift.perturb(net)  # nothing is on it

@@ -165,7 +165,7 @@ def test_settings_of_the_wrong_type_are_named(method: str, setting: dict[str, An
         undrift.stream(network(), batches(), method=method, **setting)
     with pytest.raises(undrift.OptionError, match="neighbours='abc' is not a whole number"):
         undrift.adapt(network(), images(16), method="nrc", neighbours="abc")
-    with pytest.raises(undrift.OptionError, match="method is a int"):
+    with pytest.raises(undrift.OptionError, match="method is an int"):
         undrift.stream(network(), batches(), method=3)  # type: ignore[arg-type]
     assert methods.get("eta").build({"margin": 1, "redundancy": None}).likelihood.redundancy is None
 

@@ -42,7 +42,7 @@ def test_one_iterate_has_no_variance_and_another_network_no_place() -> None:
         moments.variance()
     with pytest.raises(undrift.PerturbationMismatch, match="differs in weight"):
         moments.add(nn.Linear(4, 2))
-    with pytest.raises(undrift.OptionError, match="posterior is a int"):
+    with pytest.raises(undrift.OptionError, match="posterior is an int"):
         Posterior(3)
     with pytest.raises(undrift.DataError, match="cannot be read"):
         Posterior("nowhere.safetensors")

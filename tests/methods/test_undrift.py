@@ -161,3 +161,26 @@ def test_a_small_network_takes_larger_steps_over_epochs_unless_the_user_says_how
     assert rate(large) == methods.get("undrift", "adapt").options.adapt_lr == 1e-3
     assert rate(convnet(), adapt_lr=5e-3) == 5e-3
     assert rate(convnet(), method="shot") == 1e-3
+
+
+class Recurrent(nn.Module):
+    """A network whose layers take no noise, but its classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classifier = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.body(x)[0][:, -1])
+
+
+def test_where_no_layer_takes_noise_weights_are_trained_without() -> None:
+    torch.manual_seed(0)
+    net, series = Recurrent(), torch.rand(32, 5, 4)
+    model = undrift.adapt(net, series, epochs=2).model
+    assert not model.noises()
+    moved = {name.removeprefix("net.").partition(".")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert moved == {"body"}
+    assert not torch.equal(undrift.predict(model, series).probs, undrift.predict(model.remove(), series).probs)
+    with pytest.raises(undrift.CannotPerturb, match=r"nothing to perturb in Sequential: 0: frozen"):
+        undrift.adapt(nn.Sequential(nn.Linear(4, 3)), torch.rand(32, 4), epochs=1)

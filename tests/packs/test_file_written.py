@@ -104,7 +104,7 @@ def test_the_source_may_be_named_by_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "classes", "match"),
     [
-        (7, None, r"source=7 is a int.*needed: a name.*Give text"),
+        (7, None, r"source=7 is an int.*needed: a name.*Give text"),
         (b"net", None, r"source=b'net' is a bytes"),
         (None, ("cat", "d\udcffg"), r"class name 'd\\udcffg' holds half a character.*needed.*model\.classes"),
     ],

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, Dataset
 
 from undrift._errors import DataError, OptionError, OutputError, UndriftError
 from undrift.images import FileDomain, TensorDomain
@@ -18,19 +20,23 @@ from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
 from undrift.posterior.unfitting import refuse_unbatched, refuse_unfitting
-from undrift.system.validate import count_or_none
+from undrift.system.validate import a_type, count_or_none
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-def forward(model: nn.Module, images: Tensor, given: Tensor | None = None) -> Tensor:
+def forward(
+    model: nn.Module, images: Tensor, given: Tensor | None = None, weights: Mapping[str, Tensor] | None = None
+) -> Tensor:
     """Return the network's logits, one row per image; those of pixels at the images' size.
 
     Args:
         given: the caller's images, if this pass repeats them for several draws.
+        weights: other values for some of the model's parameters, by name, for this pass.
     """
     try:
-        logits = at_size_of(images, logits_of(model(images), outputs_of(model)))
+        output = model(images) if weights is None else functional_call(model, dict(weights), (images,))
+        logits = at_size_of(images, logits_of(output, outputs_of(model)))
     except BaseException as error:
         # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
         if isinstance(model, Perturbed):
@@ -65,12 +71,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
     Taken for a plain network, a wrapper would answer with one noisy draw and move the statistics.
     """
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is {a_type(model)}; needed: a torch.nn.Module. Give the network, or a perturbed one.")
     inner = root_of(model)
     while isinstance(inner, _WRAPPERS):
         inner = root_of(inner.module)
     if isinstance(inner, Perturbed):
         return inner
-    if isinstance(model, nn.Module) and any(attached.key.enabled for attached in attached_to(model)):
+    if any(attached.key.enabled for attached in attached_to(model)):
         raise UndriftError(
             f"this {type(model).__name__} contains a perturbed network, or is inside one; needed: what undrift.perturb "
             "returned. Give that; for the source's own answers use `with model.off() as net`."
@@ -114,8 +122,8 @@ def blank_logits(model: nn.Module, images: Tensor) -> Tensor:
         return forward(model, blank)
 
 
-def batches_of(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterator[Tensor]:
-    """Yield the batches of a tensor, a domain or a loader."""
+def batches_of(images: Tensor | Dataset[Any] | Iterable[Any], batch_size: int | None) -> Iterator[Tensor]:
+    """Yield the batches of a tensor, a domain, a data set or a loader."""
     batch_size = count_or_none(batch_size, "batch_size", "Leave it out to look at all images at once.")
     if isinstance(images, FileDomain | TensorDomain):
         images, batch_size = images.named_batches(batch_size or 100), None
@@ -126,11 +134,13 @@ def batches_of(images: Tensor | Iterable[Any], batch_size: int | None) -> Iterat
         else:
             yield from whole.split(batch_size)
         return
+    if isinstance(images, Dataset) and not isinstance(images, Iterable):
+        images, batch_size = DataLoader(images, batch_size or 100), None
     if batch_size is not None:
         raise OptionError("batch_size is for a tensor of images; a loader has its own. Leave it out.")
     if isinstance(images, str) or not isinstance(images, Iterable):
         raise DataError(
-            f"images is a {type(images).__name__}; a tensor or an iterable of batches is needed. "
+            f"images is {a_type(images)}; a tensor, a Dataset or an iterable of batches is needed. "
             "For a folder use undrift.images.domain."
         )
     for item in images:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
+from undrift.system.validate import number_in
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,18 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.label)
 
+    def __repr__(self) -> str:
+        """Return the counts and means: a batch has too many numbers to read."""
+        images, classes, *positions = self.probs.shape
+        text = f"{images:,} image{'' if images == 1 else 's'}, {classes:,} classes"
+        if positions:
+            text += f", each of {' × '.join(map(str, positions))}"
+        if images:
+            numbers = {"confidence": self.probs.amax(1), "entropy": self.entropy, "mutual_info": self.mutual_info}
+            means = ", ".join(f"{name} {float(each.mean()):.3g}" for name, each in numbers.items())
+            text += f"; {means} on average"
+        return f"<{type(self).__name__}: {text}>"
+
     def cpu(self) -> "Prediction":
         """Return the prediction on the CPU."""
         return Prediction(*(getattr(self, f.name).cpu() for f in fields(self)))
@@ -104,6 +117,11 @@ class Prediction:
         """
         answered, confidence = self.label >= 0, self.probs.amax(dim=1)
         if threshold is not None and risk is None:
+            if not number_in(threshold, 0, 1):
+                raise OptionError(
+                    f"threshold={threshold!r} is not a number from 0 to 1; needed: the least probability of an answer. "
+                    "0.8 is 80 %."
+                )
             return answered & (confidence >= threshold)
         if threshold is not None or risk is None:
             found = "neither threshold nor risk" if risk is None else f"threshold={threshold!r} and risk={risk!r}"
@@ -111,7 +129,7 @@ class Prediction:
                 f"certain got {found}; needed: one of them. Give the least probability of an answer, certain(0.8), or "
                 "the share of wrong answers that may be expected, certain(risk=0.05)."
             )
-        if isinstance(risk, bool) or not 0 <= risk <= 1:
+        if not number_in(risk, 0, 1):
             raise OptionError(f"risk={risk!r} is not from 0 to 1; needed: a share of wrong answers. 0.05 is 5 %.")
         return answered & (confidence > _refused(confidence.where(answered, 0), risk))
 

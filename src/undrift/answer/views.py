@@ -5,7 +5,7 @@ over safe views improves them; unsafe views ruin them.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,14 +89,19 @@ def drawn_views(images: Tensor, names: Sequence[str], chances: Tensor) -> Tensor
 
 def chosen(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names of views, checked."""
-    names = (names,) if isinstance(names, str) else tuple(names)
-    unknown = [name for name in names if name not in VIEWS]
+    listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else (names,)
+    unknown = [name for name in listed if name not in VIEWS]
+    if AUTO in unknown:
+        raise OptionError(
+            f'views={names!r}: "auto" needs a stream or epochs to test the views on, and stands alone; needed: '
+            f"{', '.join(VIEWS)}. Name views under which no label changes."
+        )
     if unknown:
         raise OptionError(
             f"views={names!r}: {', '.join(map(repr, unknown))} is not one of {', '.join(VIEWS)}. Name views under "
-            'which no label changes, or give "auto" for those that pass a test without labels.'
+            "which no label changes."
         )
-    return names
+    return listed
 
 
 def combined(names: Sequence[str]) -> list[ReversibleView]:

@@ -28,6 +28,7 @@ from undrift._errors import DataError, OptionError, UndriftError
 from undrift.cli.extensions import extensions, known_networks, networks
 from undrift.cli.model_packages import PACKAGES, huggingface, of_timm, timm, torchvision, understood
 from undrift.images.preprocess import Preprocess
+from undrift.system.validate import a_type
 from undrift.system.weights_file import fill, read
 
 Arguments = Mapping[str, Any]
@@ -182,8 +183,7 @@ def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
         ) from error
     if not isinstance(network, nn.Module):
         raise OptionError(
-            f"{module_name}:{function} returned a {type(network).__name__}; needed: a torch.nn.Module. Return the "
-            "network."
+            f"{module_name}:{function} returned {a_type(network)}; needed: a torch.nn.Module. Return the network."
         )
     return network
 

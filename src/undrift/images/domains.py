@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift._errors import DataError, OptionError
 from undrift.images.batches import Batches, Chunk, Decoded, FileFetch, Skipped, other_size, read
-from undrift.images.preprocess import RAW, Preprocess
+from undrift.images.preprocess import RAW, Preprocess, checked
 from undrift.images.sources import Source
 
 HOLD_BATCH = 64
@@ -43,7 +43,7 @@ class FileDomain:
 
     def prepared(self, preprocess: Preprocess) -> FileDomain:
         """Return the same images with another preprocessing."""
-        return replace(self, preprocess=preprocess)
+        return replace(self, preprocess=checked(preprocess))
 
     def select(self, indices: Sequence[int]) -> FileDomain:
         """Return the images at these places, in this order."""
@@ -166,7 +166,7 @@ class TensorDomain:
 
     def prepared(self, preprocess: Preprocess) -> TensorDomain:
         """Return the same images with another preprocessing."""
-        return replace(self, preprocess=preprocess)
+        return replace(self, preprocess=checked(preprocess))
 
     def select(self, indices: Sequence[int]) -> TensorDomain:
         """Return the images at these places, in this order."""

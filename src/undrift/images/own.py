@@ -8,7 +8,7 @@ from pathlib import Path
 
 from undrift._errors import DataError
 from undrift.images.domains import FileDomain
-from undrift.images.preprocess import RAW, Preprocess
+from undrift.images.preprocess import RAW, Preprocess, checked
 from undrift.images.sources import ENDINGS, ArraySource, FileSource, Source, is_image, open_array
 from undrift.images.tar import tar_sources
 from undrift.images.tree import contents, folder_sources
@@ -35,6 +35,7 @@ def domain(path: str | PathLike[str], *, preprocess: Preprocess = RAW) -> FileDo
         >>> print(batches.skipped)                                                                # doctest: +SKIP
         3 of 1200 images could not be read and were skipped: clinic-b/7.jpg (image file is truncated), …
     """
+    checked(preprocess)
     place = Path(path)
     if not place.exists():
         raise DataError(f"there is no {place}; needed: {LAYOUT}. Check the path.")

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
+from undrift.system.validate import a_type
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -196,3 +197,14 @@ IMAGENET = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), res
 
 SHOT = replace(IMAGENET, resize=(256, 256))
 """SHOT's evaluation on Office and PACS: squeezed to 256×256, centre crop 224."""
+
+
+def checked(preprocess: object) -> Preprocess:
+    """Return what was given as preprocessing, if it is that."""
+    if not isinstance(preprocess, Preprocess):
+        raise OptionError(
+            f"preprocess={preprocess!r} is {a_type(preprocess)}; needed: a value such as "
+            "undrift.images.IMAGENET, or undrift.images.Preprocess(mean=…, std=…, resize=…, crop=…). "
+            "Give that, or apply a transform of your own in a Dataset, and give the Dataset."
+        )
+    return preprocess

@@ -114,6 +114,8 @@ class Helping:
         )
         return "; ".join((text, *self.doubts))
 
+    __repr__ = __str__  # what a notebook shows
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values, with the judgement and the sentence."""
         plain = {**asdict(self), "predicted": list(self.predicted)}

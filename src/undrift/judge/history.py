@@ -86,13 +86,14 @@ class History:
         lines = ["".join(f"{name:>11}" for name in names)]
         lines += ["".join(_cell(getattr(row, name)) for name in names) for row in self.epochs]
         if self.bad_images:
-            lines.append(f"{len(self.bad_images)} images with NaN or infinity skipped: {places(self.bad_images)}")
+            count = _counted(len(self.bad_images), "image")
+            lines.append(f"{count} with NaN or infinity skipped: {places(self.bad_images)}")
         if self.bad_steps:
-            lines.append(f"{self.bad_steps} steps not made: loss or gradient was not finite")
+            lines.append(f"{_counted(self.bad_steps, 'step')} not made: loss or gradient was not finite")
         if self.lone_batches:
             lines.append(f"{self.lone_batches} batches of one image left out")
         if self.idle_steps:
-            lines.append(f"{self.idle_steps} steps not made: nothing was asked of their batch")
+            lines.append(f"{_counted(self.idle_steps, 'step')} not made: nothing was asked of their batch")
         if self.views is not None:
             lines.append(f"views found safe: {', '.join(self.views) or 'none'}")
         if self.processes > 1:
@@ -101,17 +102,23 @@ class History:
             lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a notebook shows
+
     def warn(self, stacklevel: int = 2) -> None:
         """Warn of skipped images, steps that were left out, and a collapse."""
-        if self.bad_images or self.bad_steps:
-            named = f" (at {places(self.bad_images)})" if self.bad_images else ""
-            warnings.warn(
-                f"{len(self.bad_images)} images hold NaN or infinity and were skipped{named}; {self.bad_steps} steps "
-                "were not made, because loss or gradient was not finite. Correct or leave out the images in "
-                "history.bad_images; if steps were not made, lower the learning rate.",
-                UndriftWarning,
-                stacklevel=stacklevel,
+        found = []
+        if self.bad_images:
+            found.append(
+                f"{_counted(len(self.bad_images), 'image')} with NaN or infinity skipped (at "
+                f"{places(self.bad_images)}). Correct them, or leave them out: history.bad_images."
             )
+        if self.bad_steps:
+            found.append(
+                f"{_counted(self.bad_steps, 'step')} not made, because loss or gradient was not finite. Lower the "
+                "learning rate: adapt_lr=…"
+            )
+        if found:
+            warnings.warn(" ".join(found), UndriftWarning, stacklevel=stacklevel)
         if self.idle_steps and not self.steps:
             warnings.warn(
                 f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
@@ -216,6 +223,10 @@ def places(indices: tuple[int, ...], few: int = 10) -> str:
     """Return the first places by number, and how many more there are."""
     more = f" and {len(indices) - few} more" if len(indices) > few else ""
     return ", ".join(map(str, indices[:few])) + more
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _mean(rows: list[HistoryRow]) -> HistoryRow:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import OptionError
+from undrift.system.validate import a_type
 
 Value = float | tuple[float, ...]
 
@@ -86,7 +87,7 @@ def _plain(name: str, value: Any) -> Value:
         numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise OptionError(
-            f"metric {name!r} computes a {type(value).__name__}; needed: a number, or a tensor of them. Leave it out."
+            f"metric {name!r} computes {a_type(value)}; needed: a number, or a tensor of them. Leave it out."
         ) from error
     if numbers.ndim > 1:
         raise OptionError(

@@ -100,6 +100,8 @@ class Report:
         unanswered = sum(r.scores.unanswered for r in self.results)
         return text + (f"\n{unanswered:,} images got no answer (NaN) and count as wrong" if unanswered else "")
 
+    __repr__ = __str__  # what a notebook shows
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values, the summary too."""
         return {"undrift_report": VERSION, **dataclasses.asdict(self), "summary": self.summary}

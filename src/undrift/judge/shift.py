@@ -26,6 +26,7 @@ from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import initial_log_var
 from undrift.posterior.statistics import fitting_mean, noise_kept
+from undrift.system.validate import a_type
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
 
@@ -64,7 +65,7 @@ def sigma(model: Perturbed) -> tuple[LayerSigma, ...]:
     """
     if not isinstance(model, Perturbed):
         raise UndriftError(
-            f"got a {type(model).__name__}; shift.sigma needs a perturbed network. Make one: undrift.perturb(net)."
+            f"got {a_type(model)}; shift.sigma needs a perturbed network. Make one: undrift.perturb(net)."
         )
     rows = []
     for row, noise in zip(sigmas(model), model.noises(), strict=True):

@@ -115,6 +115,8 @@ class Verdict:
         collapse = f"{self._judgement()}: {facts}."
         return collapse if self.helping is None else f"{collapse}\n{self.helping}."
 
+    __repr__ = __str__  # what a notebook shows
+
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON values."""
         plain = {"before": asdict(self.before), "after": asdict(self.after)}

@@ -15,6 +15,7 @@ from undrift.posterior.batch import images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, keeping_noise
+from undrift.system.validate import a_type
 
 
 class Fisher(Keeper):
@@ -48,7 +49,7 @@ class Fisher(Keeper):
             )
         if isinstance(source, str) or not isinstance(source, Tensor | FileDomain | TensorDomain | Iterable):
             raise DataError(
-                f"source is a {type(source).__name__}; images of the source domain are a tensor or an iterable of "
+                f"source is {a_type(source)}; images of the source domain are a tensor or an iterable of "
                 "batches. For a folder use undrift.images.domain."
             )
         if not 0 <= beta < float("inf") or fisher_images < 1 or fisher_batch < 1:

@@ -17,6 +17,7 @@ from undrift.posterior.layers import kernels, per_weight
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.system.atomic import write_bytes
+from undrift.system.validate import a_type
 
 FORMAT = "1"
 
@@ -166,7 +167,7 @@ def _read(posterior: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         return posterior["mean"], posterior["var"]
     if not isinstance(posterior, str | os.PathLike):
         raise OptionError(
-            f"posterior is a {type(posterior).__name__}; needed: a file of Moments.save, a Moments, or a mapping with "
+            f"posterior is {a_type(posterior)}; needed: a file of Moments.save, a Moments, or a mapping with "
             '"mean" and "var". Collect one at source training: undrift.keep.Moments(net).'
         )
     path = Path(posterior)

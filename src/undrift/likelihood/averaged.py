@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from undrift._types import named_learnables
-from undrift.posterior.outputs import at_size_of
-from undrift.posterior.outputs import logits as logits_of
+from undrift.answer.forward import forward
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step
 from undrift.system.autocast import weights_moved
@@ -66,13 +65,7 @@ class Average:
 def with_weights(model: Perturbed, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
     """Return the logits of the mean network with other weights, normalised as in a step."""
     with beside_a_step(model, noisy=False):
-        try:
-            output = torch.func.functional_call(model, dict(weights), (images,))
-            return at_size_of(images, logits_of(output, model.options.outputs))
-        except BaseException:
-            # An error or Ctrl-C inside a norm layer: give its flags back before eval mode ends.
-            model.settle()
-            raise
+        return forward(model, images, weights=weights)
 
 
 @torch.no_grad()

@@ -35,8 +35,9 @@ class Banks:
         sound = torch.isfinite(features).all(1) & torch.isfinite(probs).all(1)
         if int(sound.sum()) < least:
             raise DataError(
-                f"the domain has {int(sound.sum())} images with finite features; needed: {least}, one more than the "
-                "neighbours that are looked for. Ask for fewer neighbours, or give more images."
+                f"the domain has {int(sound.sum())} image{'' if int(sound.sum()) == 1 else 's'} with finite features; "
+                f"needed: {least}, one more than the neighbours that are looked for. Give more images, or follow them "
+                "as a stream: undrift.stream."
             )
         size = int(places.max()) + 1
         self.features = features.new_zeros(size, features.shape[1])

@@ -18,6 +18,7 @@ from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.system.randomness import own_generator
+from undrift.system.validate import a_type
 
 
 class Rotation(nn.Module):
@@ -58,7 +59,7 @@ class Rotation(nn.Module):
             raise OptionError(f"views={views!r}, pad={pad!r}: they start at 1 and 0. TTT's are 32 and 4.")
         if not isinstance(head, nn.Module | str | os.PathLike | None):
             raise OptionError(
-                f"head is a {type(head).__name__}; needed: a module from shared features to {TURNS} logits, or its "
+                f"head is {a_type(head)}; needed: a module from shared features to {TURNS} logits, or its "
                 "file. Train one with undrift_bench.train.train_rotation, or leave it out."
             )
         self.split, self.views, self.pad, self.flip = split, views, pad, flip

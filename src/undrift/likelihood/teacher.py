@@ -76,13 +76,19 @@ class Teacher:
         prior_images: int = 0,
         seed: int | None = None,
     ) -> None:
-        if memory < 1 or not 0 <= share <= 1 or replay < 0 or not 0 <= certainty < float("inf") or prior_images < 0:
-            raise OptionError(
-                f"memory={memory!r}, share={share!r}, replay={replay!r}, certainty={certainty!r}, "
-                f"prior_images={prior_images!r}: needed are a whole number of images from 1 up, a number in [0, 1], "
-                "a whole number and a number from 0 up, and a whole number from 0 up. The defaults are 40,000, 0.5, "
-                "0, 0 and 0."
+        wrong = [
+            f"{name}={value!r} is not {needed}"
+            for name, value, needed, right in (
+                ("memory", memory, "a whole number from 1 up", memory >= 1),
+                ("share", share, "a number from 0 to 1", 0 <= share <= 1),
+                ("replay", replay, "a whole number from 0 up", replay >= 0),
+                ("certainty", certainty, "a number from 0 up", 0 <= certainty < float("inf")),
+                ("prior_images", prior_images, "a whole number from 0 up", prior_images >= 0),
             )
+            if not right
+        ]
+        if wrong:
+            raise OptionError(f"{'; '.join(wrong)}. Leave it out for the method's own.")
         self.memory, self.other, self.share, self.certainty = memory, other, share, certainty
         self._given, self._views = views, ViewsInUse(views, most_views)
         self.teacher, self.sure = Average(), SureImages(replay)

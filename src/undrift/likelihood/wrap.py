@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from undrift._errors import OptionError
 from undrift._types import Likelihood, Step
+from undrift.system.validate import a_type
 
 
 class OfLogits:
@@ -41,7 +42,7 @@ def as_likelihood(loss: Callable[..., Any]) -> Likelihood:
     """
     if not callable(loss):
         raise OptionError(
-            f"likelihood={loss!r} is a {type(loss).__name__}; a likelihood is called with logits and returns a loss. "
+            f"likelihood={loss!r} is {a_type(loss)}; a likelihood is called with logits and returns a loss. "
             "Use undrift.entropy, undrift.Information(), undrift.Shot(), or a function of your own."
         )
     if isinstance(loss, type):
@@ -73,7 +74,7 @@ def check_positions(likelihood: object, logits: Tensor) -> None:
 def one_number(loss: object) -> Tensor:
     """Return a likelihood's loss; raise if it is not one number, or has no gradient."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{a_type(loss)}"
         raise OptionError(
             f"the likelihood returned {found}; a loss is a tensor with one number. Take the mean over the batch."
         )

@@ -16,13 +16,15 @@ from undrift.posterior.attached import root_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import atomic
-from undrift.system.validate import number_from
+from undrift.system.validate import a_type, number_from
 
 Keep = Literal["last", "best"]
 
 
 def perturbed(model: nn.Module, verb: str) -> Perturbed:
     """Return the model, where it is a perturbed network with its perturbation in place."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. Give it the network.")
     if not isinstance(model, Perturbed):
         to_do = (
             f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '
@@ -32,7 +34,7 @@ def perturbed(model: nn.Module, verb: str) -> Perturbed:
             to_do = "Give it the network inside: model.module."
         elif isinstance(root_of(model), Perturbed):
             to_do = "Give it the network that was compiled: model._orig_mod."
-        raise OptionError(f"model is a {type(model).__name__}; undrift.{verb} needs a perturbed network. {to_do}")
+        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a perturbed network. {to_do}")
     refuse_off(model, verb)
     return model
 
@@ -99,7 +101,7 @@ def check_batches(batches: object) -> None:
     """Raise where what a stream was given is not an iterable of batches."""
     if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise DataError(
-            f"batches is a {type(batches).__name__}; a stream needs an iterable of batches. "
+            f"batches is {a_type(batches)}; a stream needs an iterable of batches. "
             "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's "
             "(domain.named_batches(200))."
         )

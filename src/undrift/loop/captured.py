@@ -196,7 +196,7 @@ def check_recordable(model: Perturbed, likelihood: object, keepers: Iterable[Kee
         found.append(f"the network lies on {' and '.join(sorted(places))}")
     if found:
         raise OptionError(
-            f"captured=True, but {'; '.join(found)}. Needed: one gradient a step, on one device, of a likelihood and "
+            f"captured=True, but {'; '.join(found)}. Needed: one gradient per step, on one device, of a likelihood and "
             "penalties that read no values back and have no shapes that depend on values, as undrift.entropy and "
             "undrift.Information() are. Leave captured out, or say `recordable = True` of what fulfils this."
         )

@@ -122,7 +122,7 @@ class Run:
             raise DataError(
                 f"epoch {self.epoch + 1} made no step: {len(self.images.bad)} images with NaN or infinity, "
                 f"{self.bad_steps} losses or gradients not finite, {self.lone_batches} batches of one. Needed: at "
-                "least one sound step an epoch. Look at the images and the network's output first."
+                "least one sound step per epoch. Look at the images and the network's output first."
             )
         self._end_epoch()
 

@@ -90,7 +90,8 @@ class Learning:
         likelihood = self.online.likelihood
         assert isinstance(likelihood, Discerning), "pacing is for likelihoods that can tell"
         if pacing.maps is None:
-            pacing.maps = likelihood.answer_alone(self.model, images[:1], counted=False).ndim != 2
+            # Of all images: an error then shows the user's batch.
+            pacing.maps = likelihood.answer_alone(self.model, images, counted=False).ndim != 2
         if pacing.maps or pacing.whole(images):
             if pacing.maps or pacing.sample(likelihood.doubt(self.model, images)):
                 prediction = self._at_once(images, sound)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
+from undrift._errors import OptionError
 from undrift.options import Optimiser
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import matching, plain_name
@@ -58,8 +59,19 @@ def make_optimiser(
     settings = settings or [{"params": [], "name": "nothing", "lr": lr, "weight_decay": 0.0}]
     fused = _fusible([p for parameters in groups.values() for p in parameters])
     if kind == "adam":
+        _refuse_float16(name for name, p in model.named_parameters() if p.requires_grad and p.dtype is torch.float16)
         return torch.optim.Adam(settings, lr=lr, fused=fused)
     return torch.optim.SGD(settings, lr=lr, momentum=options.momentum, nesterov=options.nesterov, fused=fused)
+
+
+def _refuse_float16(names: Iterator[str]) -> None:
+    """Raise for parameters in float16: the squares of their gradients vanish there, and Adam divides by them."""
+    if (name := next(names, None)) is not None:
+        raise OptionError(
+            f"{name.removeprefix('net.')} is in float16, in which Adam's averages of squared gradients vanish and its "
+            "steps grow without bound; needed: weights in float32 or bfloat16. Give net.float(), under torch.autocast "
+            "where it has to be fast, and convert back afterwards."
+        )
 
 
 def _deviation(weight: Tensor) -> float:

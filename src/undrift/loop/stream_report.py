@@ -93,6 +93,8 @@ class StreamReport:
             text += ("… " if len(acted) > 3 else "") + ", ".join(f"{e.kind} at image {e.images:,}" for e in acted[-3:])
         return text
 
+    __repr__ = __str__  # what a notebook shows
+
     def state_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
         plain = {k: list(v) if isinstance(v, deque) else v for k, v in asdict(self).items() if k != "_events"}

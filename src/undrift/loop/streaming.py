@@ -163,6 +163,9 @@ class Stream(Iterator[Prediction]):
         with self._learning.answering() as model:
             yield model
 
+    def __repr__(self) -> str:
+        return f"<Stream of {type(self.model.net).__name__}: {self.report}>"
+
     def __enter__(self) -> "Stream":
         return self
 

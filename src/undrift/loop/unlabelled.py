@@ -14,6 +14,7 @@ from undrift.images import FileDomain, TensorDomain
 from undrift.loop.indexed_loader import OfLoader, Pass, even, filled, mixed
 from undrift.posterior.batch import images_of
 from undrift.system.ranks import part, processes
+from undrift.system.validate import a_type
 
 
 class Unlabelled(Protocol):
@@ -70,12 +71,12 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict
         return OfLoader(data, strict)
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise DataError(
-            f"unlabelled is a {type(data).__name__}; adapt needs a DataLoader, a Dataset, a tensor of images, a domain "
+            f"unlabelled is {a_type(data)}; adapt needs a DataLoader, a Dataset, a tensor of images, a domain "
             "of undrift.images or a list of batches. For a folder of images: undrift.images.domain(folder)."
         )
     if isinstance(data, Iterator):
         raise DataError(
-            f"unlabelled is a {type(data).__name__}, which gives its batches once; adapt needs them every epoch. Give "
+            f"unlabelled is {a_type(data)}, which gives its batches once; adapt needs them every epoch. Give "
             "a DataLoader or list(batches); for one pass as images arrive use undrift.stream."
         )
     batches = _OfIterable(data)

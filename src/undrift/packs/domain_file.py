@@ -147,6 +147,8 @@ class DomainFile:
             ]
         )
 
+    __repr__ = __str__  # what a notebook shows
+
     def _images(self) -> str:
         return "an unknown number of images" if self.images is None else f"{self.images:,} images"
 

@@ -21,6 +21,7 @@ from undrift.posterior.added import add_missing
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
 from undrift.system.atomic import check, write_bytes
+from undrift.system.validate import a_type
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -69,7 +70,7 @@ def save(
     """
     if not isinstance(model, Perturbed):
         raise UndriftError(
-            f"got a {type(model).__name__}; undrift.save needs a perturbed network. Make one: undrift.perturb(net)."
+            f"got {a_type(model)}; undrift.save needs a perturbed network. Make one: undrift.perturb(net)."
         )
     if model._removed:
         raise UndriftError("this perturbation was removed; what it learned is no longer in use. Save before remove().")
@@ -126,9 +127,7 @@ def load(
         True
     """
     if not isinstance(net, nn.Module):
-        raise UndriftError(
-            f"got a {type(net).__name__}; undrift.load needs a torch.nn.Module. Give it the source network."
-        )
+        raise UndriftError(f"got {a_type(net)}; undrift.load needs a torch.nn.Module. Give it the source network.")
     check_path(path)
     refuse_second(net)
     file = inspect(path)
@@ -172,7 +171,7 @@ def check_path(path: object) -> None:
     """Raise where a path is no text."""
     if not isinstance(path, str | os.PathLike):
         raise OptionError(
-            f"the path of the domain file is {path!r}, a {type(path).__name__}; needed: text, or a pathlib.Path. Give "
+            f"the path of the domain file is {path!r}, {a_type(path)}; needed: text, or a pathlib.Path. Give "
             "its name, such as 'clinic-b.safetensors'."
         )
 

@@ -12,6 +12,7 @@ from undrift.packs.fingerprint import fingerprint
 from undrift.packs.packing import VERSION, written_by
 from undrift.packs.sections import checked_facts
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.validate import a_type
 
 
 def header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str, str]:
@@ -63,7 +64,7 @@ def _readable(source: object) -> str:
     name = os.fspath(source) if isinstance(source, os.PathLike) else source
     if not isinstance(name, str):
         raise OptionError(
-            f"source={source!r} is a {type(source).__name__}; needed: a name for the source network, or the path of "
+            f"source={source!r} is {a_type(source)}; needed: a name for the source network, or the path of "
             "its checkpoint. Give text, or leave it out."
         )
     return name.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no UTF-8

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +77,7 @@ def files_for(model: Perturbed, packs: "Packs | Place | Sequence[Place]", episod
     if isinstance(packs, Packs):
         given: list[Place] = [pack.path for pack in packs]
     else:
-        given = [packs] if isinstance(packs, str | os.PathLike) else list(packs)
+        given = list(packs) if isinstance(packs, Iterable) and not isinstance(packs, str) else [packs]
     found, refused = _read(given, some=False)
     own, chosen = fingerprint(model), dict[str, DomainFile]()
 

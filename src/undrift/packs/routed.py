@@ -10,7 +10,7 @@ from undrift._errors import DataError
 from undrift.answer.prediction import Prediction
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Routed(Prediction):
     """A `Prediction` whose rows come from several packs.
 

@@ -39,7 +39,7 @@ def images_of(item: Any) -> Tensor:
     if not isinstance(item, Tensor):
         raise DataError(
             f"the loader yields {type(item).__name__} objects; a batch is a tensor, a tuple that starts with one, or a "
-            "dict with one. Convert it in the dataset or the collate function."
+            "dict with one. Convert it in the dataset or the collate function; files are read by undrift.images.domain."
         )
     if not item.is_floating_point() or item.ndim < 2:
         raise DataError(

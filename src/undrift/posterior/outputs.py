@@ -17,6 +17,7 @@ from torch import Tensor
 from undrift._errors import OutputError
 from undrift.kernels.reference import wide
 from undrift.options import Outputs
+from undrift.system.validate import a_type
 
 _NEEDED = "undrift needs logits, batch × classes, or batch × classes × height × width for a class per pixel"
 _NAMES = ("logits", "out")  # Hugging Face's and torchvision's
@@ -50,7 +51,7 @@ def logits(output: Any, kind: Outputs = "softmax") -> Tensor:
         found = named if named is not None else output[0] if isinstance(output, tuple | list) and output else output
     if not isinstance(found, Tensor):
         raise OutputError(
-            f"the network returned {_article(found)}; {_NEEDED}. Wrap the network so that it returns that tensor."
+            f"the network returned {a_type(found)}; {_NEEDED}. Wrap the network so that it returns that tensor."
         )
     if not found.is_floating_point():
         raise OutputError(
@@ -115,8 +116,3 @@ def _what(found: Tensor) -> str:
     if found.ndim > 2:
         return " (a map)"
     return " (a regression or one sigmoid)" if found.ndim == 2 else ""
-
-
-def _article(found: object) -> str:
-    name = type(found).__name__
-    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"

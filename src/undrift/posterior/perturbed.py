@@ -33,7 +33,7 @@ class Perturbed(nn.Module):
     Attributes:
         net: the user's network, hooked.
         options: every choice that was made.
-        noise: one `Noise` a perturbed weight, by the layer's name with "/" for ".".
+        noise: one `Noise` per perturbed weight, by the layer's name with "/" for ".".
         norms: the policy of each norm layer.
         prior: all noises' priors as one row, for the KL.
         trained: the modules whose own weights are trained; the paper trains none.

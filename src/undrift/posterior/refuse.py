@@ -13,14 +13,13 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.rerun import Rerun
 from undrift.posterior.seeds import Key
 from undrift.system.private import is_fake
+from undrift.system.validate import a_type
 
 
 def refuse_network(net: nn.Module) -> None:
     """Raise if this is no network, cannot be hooked, or is perturbed already."""
     if not isinstance(net, nn.Module):
-        raise CannotPerturb(
-            f"got a {type(net).__name__}; undrift.perturb needs a torch.nn.Module. Give it the network."
-        )
+        raise CannotPerturb(f"got {a_type(net)}; undrift.perturb needs a torch.nn.Module. Give it the network.")
     if isinstance(net, torch.jit.ScriptModule):
         raise CannotPerturb(
             f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; undrift needs the Python module. "
@@ -29,7 +28,8 @@ def refuse_network(net: nn.Module) -> None:
     if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise CannotPerturb(
             f"{type(net).__name__} is a wrapper that does not see the log-variances; undrift needs the network inside. "
-            "Perturb first, then wrap: DistributedDataParallel(undrift.perturb(net))."
+            "Give that: net.module. For a loop of your own, perturb first, then wrap: "
+            "DistributedDataParallel(undrift.perturb(net))."
         )
     refuse_second(net)
 

@@ -46,7 +46,9 @@ def choose(net: nn.Module, options: Options) -> list[Choice]:
     # layers=() asks for no noise: a scheme that changes only norm layers or weights.
     if options.layers and all(c.why_not for c in chosen):
         found = ", ".join(f"{c.name}: {c.why_not}" for c in chosen) or "no convolution, linear or attention layer"
-        raise CannotPerturb(f"nothing to perturb in {type(net).__name__}: {found}. Change layers=, exclude= or types=.")
+        raise CannotPerturb(
+            f"nothing to perturb in {type(net).__name__}: {found}. Change layers=, exclude=, frozen= or types=."
+        )
     return chosen
 
 

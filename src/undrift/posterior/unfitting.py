@@ -4,12 +4,14 @@ This runs only after a failure, because a network may reshape its input itself, 
 nothing.
 """
 
+import inspect
 import traceback
 
 import torch
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OutputError, UndriftError
+from undrift.posterior.attached import root_of
 from undrift.posterior.select import plain_name
 from undrift.system.private import ConvNd
 
@@ -32,10 +34,13 @@ def refuse_unbatched(net: nn.Module, images: Tensor, error: Exception | None = N
 
 def refuse_unfitting(net: nn.Module, images: Tensor, error: Exception) -> None:
     """Raise if a pass failed at a layer that the images do not fit, and say what they lack."""
+    if isinstance(error, TypeError):
+        _refuse_other_inputs(root_of(net), error)
     if _is_clear(error) or _missing(net, images) > 0 or images.ndim < 3:
         return
     names = {module: plain_name(name) for name, module in net.named_modules()}
-    own = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Not the frame that caught the error: its copy of the locals would hold the error, and the error that frame.
+    own = [frame.f_locals for frame, _ in list(traceback.walk_tb(error.__traceback__))[1:]]
     reached = [(at["self"], at.get("input")) for at in own if isinstance(at.get("self"), nn.Module)]
     reached = [(module, given) for module, given in reached if module in names]
     if not reached:
@@ -60,6 +65,18 @@ def refuse_unfitting(net: nn.Module, images: Tensor, error: Exception) -> None:
             )
     if found is not None:
         raise DataError(found) from error
+
+
+def _refuse_other_inputs(net: nn.Module, error: Exception) -> None:
+    """Raise if the network takes other inputs than one tensor."""
+    signature = inspect.signature(net.forward)
+    try:
+        signature.bind("images")
+    except TypeError:
+        raise DataError(
+            f"{type(net).__name__}.forward{signature} cannot be called with one tensor; needed: a network of images "
+            "alone. Wrap it in a module whose forward takes the images and gives it the rest."
+        ) from error
 
 
 def _is_clear(error: Exception | None) -> bool:

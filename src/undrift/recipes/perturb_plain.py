@@ -12,7 +12,7 @@ from undrift.options import Options
 from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolved
-from undrift.posterior.select import listed
+from undrift.posterior.select import listed, matching, plain_name
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -45,10 +45,18 @@ def perturb_plain(
 
 
 def _with_a_layer(net: nn.Module, options: Options) -> Options:
-    """Return the options, without `skip_first` where that would leave a shallow network no layer with noise."""
-    if not options.skip_first or not options.layers or any(c.why_not is None for c in listed(net, options)):
+    """Return the options so that they fit a network that they would leave no layer with noise.
+
+    A shallow one gets noise in its first layer, too; one whose other layers have none (an LSTM) has its weights trained
+    without.
+    """
+    if not options.layers or any(c.why_not is None for c in listed(net, options)):
         return options
-    return options.replace(skip_first=0)
+    if options.skip_first:
+        return _with_a_layer(net, options.replace(skip_first=0))
+    names = [plain_name(name) for name, module in net.named_modules() if module._parameters]
+    trains = any(matching(name, options.train) and not matching(name, options.frozen) for name in names)
+    return options.replace(layers=()) if trains else options
 
 
 def _guessed(net: nn.Module, options: Options) -> str | None:
@@ -58,9 +66,10 @@ def _guessed(net: nn.Module, options: Options) -> str | None:
     if not asking or sure:
         return None
     found = "none was found" if name is None else f"{name!r} was taken, the last one registered"
+    do = "Name it" if name is None else "If it is another, name it"
     return (
         f"which layer of {type(net).__name__} is its classifier cannot be told for sure: {found}. The method needs it "
-        f"(option {asking[0]}). If it is another, name it: {asking[0]}=…, or call the module {CLASSIFIER_NAMES[0]!r}."
+        f"(option {asking[0]}). {do}: {asking[0]}=…, or call the module {CLASSIFIER_NAMES[0]!r}."
     )
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from undrift._errors import DataError
+from undrift._errors import DataError, OptionError
 from undrift.system.lock import discard, marked
+from undrift.system.validate import a_type
 
 SHOWN = 100
 """Letters of a file's name in that of the file beside it: what is added must not make it too long."""
@@ -82,6 +83,10 @@ def sweep(path: str | os.PathLike[str]) -> None:
 
 def check(path: str | os.PathLike[str]) -> Path:
     """Return where a file will be moved to; raise at once, before hours of work, if that is impossible."""
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(
+            f"the path is {path!r}, {a_type(path)}; needed: the name of a file to write. Give it as text."
+        )
     place = Path(os.path.realpath(path))  # a link stays a link
     if place.is_dir():
         raise DataError(f"{path} is a folder; needed: the name of a file to write. Add a file name to it.")

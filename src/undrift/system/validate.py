@@ -1,11 +1,23 @@
 """Validate arguments."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from undrift._errors import OptionError
+
+
+def a_type(value: object) -> str:
+    """Return the name of a value's type with its article.
+
+    Examples:
+        >>> a_type("text"), a_type(5)
+        ('a str', 'an int')
+    """
+    name = type(value).__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
 def generator_or_seed(given: Any) -> torch.Generator | int | None:
@@ -18,7 +30,7 @@ def generator_or_seed(given: Any) -> torch.Generator | int | None:
         seed = 2**64
     if not -(2**63) <= seed < 2**64:
         raise OptionError(
-            f"generator={given!r} is a {type(given).__name__}; needed: a torch.Generator, or a seed, a whole number of "
+            f"generator={given!r} is {a_type(given)}; needed: a torch.Generator, or a seed, a whole number of "
             "64 bits. Give generator=0, or leave it out."
         )
     return seed
@@ -34,6 +46,11 @@ def number_above(given: Any, least: float, name: str, to_do: str) -> None:
     """Raise unless the value is a finite number above `least`."""
     if not _is_number(given) or not least < given < float("inf"):
         raise OptionError(f"{name}={given!r} is not a number above {least:g}. {to_do}")
+
+
+def number_in(given: Any, least: float, most: float) -> bool:
+    """Return whether the value is a number from `least` to `most`."""
+    return not isinstance(given, bool) and _is_number(given) and bool(least <= given <= most)
 
 
 def _is_number(given: Any) -> bool:
@@ -70,3 +87,16 @@ def pick_device(device: torch.device | str) -> torch.device:
             f"device {device} was asked for and PyTorch sees no GPU; needed: a GPU with its driver. Use device='cpu'."
         )
     return place
+
+
+def class_names(given: Any) -> tuple[str, ...] | None:
+    """Return the names of classes as a tuple, or None, unchanged."""
+    if given is None:
+        return None
+    names = () if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f"classes={given!r} is not a list of names; needed: the name of each class, in the order of the network's "
+            'outputs. Give classes=["cat", "dog"], or leave it out.'
+        )
+    return names

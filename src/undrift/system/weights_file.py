@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from undrift._errors import DataError
+from undrift.system.validate import a_type
 
 UNREADABLE = (
     *(pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, TypeError, AttributeError),
@@ -114,7 +115,7 @@ def _torch(path: Path) -> dict[str, Tensor]:
             break
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         raise DataError(
-            f"{path} holds a {type(content).__name__} that is no mapping of names to tensors; needed: a state_dict, "
+            f"{path} holds {a_type(content)} that is no mapping of names to tensors; needed: a state_dict, "
             f"alone or under {', '.join(WRAPPERS)}. Save the network's state_dict()."
         )
     return {str(name): value for name, value in content.items()}

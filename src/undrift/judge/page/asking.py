@@ -69,6 +69,11 @@ def _batches(images: Any, labels: Tensor | None, most: int) -> Iterator[tuple[Te
             yield batch, truth, list(names)
         return
     if isinstance(images, Tensor):
+        if labels is not None and len(labels) != len(images):
+            raise DataError(
+                f"there are {len(labels)} labels for {len(images)} images; needed: one per image, in their order. Give "
+                "as many labels as images."
+            )
         places = _evenly(len(images), most)
         images, labels = images[places], None if labels is None else labels[places]
     done = 0
