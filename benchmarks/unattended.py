@@ -26,6 +26,7 @@ images cost `undrift` five points against batches of 200; the guard acts in no l
 
 Command:   python benchmarks/unattended.py --data ../shared/data --device cuda --jobs 6 [--bf16]
            python benchmarks/unattended.py --data ../shared/data --lines "batches of 1" "batches of 4" --images 200
+           python benchmarks/unattended.py --device cpu --jobs 1 --bf16 --again --rows undrift --lines "runs of 1,000"
            python benchmarks/unattended.py --again --rows undrift     what is finished, too
            python benchmarks/unattended.py --list                     lines, rows, and how long each takes
            python benchmarks/unattended.py --table                    print what was found
@@ -37,8 +38,10 @@ Seeds:     0.
 import argparse
 import json
 import math
+import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +62,8 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.data import cifar10
 
 NETWORK = "cifar10/wrn40_2.safetensors"
+MARKS = ("", "* ", "** ", "*** ")
+"""Of trials on the machine that made most of them, and on others."""
 LEFT_OUT = 1000
 """Images at the start that the bar leaves out."""
 
@@ -180,10 +185,9 @@ def run(
                 batch[0] = 0.5
             yield batch
 
-    fast = device.type == "cuda" and asked.bf16
-    with quickly(device, fast), warnings.catch_warnings():
+    with quickly(device, asked.bf16), warnings.catch_warnings():
         warnings.simplefilter("ignore", undrift.UndriftWarning)
-        if fast:
+        if asked.bf16 and device.type == "cuda":
             by_pass(net, line.batch)
         going = undrift.stream(net, camera(), generator=torch.Generator().manual_seed(0), **settings)
         for part, prediction in zip(places.split(line.batch), going, strict=True):
@@ -203,6 +207,8 @@ def run(
         "events": events[:20],
         "domain_changes": changes,
         "seconds": round(seconds, 1),
+        **machine(device),
+        "bf16": asked.bf16,
     }
 
 
@@ -214,7 +220,7 @@ def worker(jobs: Any, asked: argparse.Namespace, images: Tensor, labels: Tensor,
         row, line = job
         try:
             net = network(asked).to(device).eval()
-            if device.type == "cuda":
+            if device.type == "cuda" or asked.bf16:
                 net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             record = run(row, line, net, images, labels, asked)
         except Exception as error:  # one trial that fails stops no other
@@ -263,16 +269,19 @@ def names(asked: argparse.Namespace) -> Sequence[str]:
 def estimate(row: str, line: Line, asked: argparse.Namespace) -> float:
     """Return about how many seconds a trial takes: passes over images, and the launches of every pass."""
     images = 15 * asked.images * line.cycles
-    # One H200 with six processes: 5 ms to launch a pass, 10,000 images a second. One CPU core: 150 images a second.
+    # One H200 with six processes: 5 ms to launch a pass, 10,000 images a second. One CPU core: 150 images a second, or
+    # 400 in bfloat16.
     if asked.device != "cpu":
         steps = images / line.batch if line.batch >= 64 or not row.startswith("undrift") else images / line.batch / 3
         return COST[row] * (0.005 * steps + images / 60_000)
-    return COST[row] * images / 150
+    return COST[row] * images / (400 if asked.bf16 else 150)
 
 
 def table(result: Mapping[str, Any], events: bool = True) -> str:
     """Return errors after the first images as a Markdown table, and which bars hold."""
     rows = list(ROWS)
+    made = Counter(made_on(record) for record in result["trials"].values() if "failed" not in record)
+    marks = dict(zip((what for what, _ in made.most_common()), MARKS, strict=False))
     lines = [f"| error % after the first {LEFT_OUT:,} | {' | '.join(rows)} |", "|---" * (len(rows) + 1) + "|"]
     said = []
     for line in LINES:
@@ -280,7 +289,8 @@ def table(result: Mapping[str, Any], events: bool = True) -> str:
         after = {row: r.get("error_after") or r.get("error") for row, r in found.items()}
         if all(error is None for error in after.values()):
             continue
-        cells = (f"{100 * e:.1f}" if (e := after[row]) is not None else "–" for row in rows)
+        mark = {row: marks[made_on(record)] for row, record in found.items() if after[row] is not None}
+        cells = (f"{100 * e:.1f}{mark[row]}" if (e := after[row]) is not None else "–" for row in rows)
         lines.append(f"| {line.name} | {' | '.join(cells)} |")
         source, ours, bare = after["source"], after["undrift"], after["undrift, no guard"]
         if source is not None and ours is not None:
@@ -297,10 +307,17 @@ def table(result: Mapping[str, Any], events: bool = True) -> str:
     return "\n".join([*lines, "", *said])
 
 
+def made_on(record: Mapping[str, Any]) -> str:
+    """Return which machine made a trial, and with what."""
+    return f"{record['hardware']}, torch {record['torch']}{', bfloat16' if record['bf16'] else ''}"
+
+
 def page(result: Mapping[str, Any]) -> str:
     """Return the table, and which bars hold, for the docs."""
-    machine_of = f"{result['hardware']}, torch {result['torch']}, {result['date']}"
-    return f"{table(result, events=False)}\n\n({machine_of}; {result['images']:,} images per corruption, seed 0.)"
+    made = Counter(made_on(record) for record in result["trials"].values())
+    said = [f"{MARKS[place]}{what}" for place, (what, _) in enumerate(made.most_common())]
+    whole = table(result, events=False)
+    return f"{whole}\n\n({'; '.join(said)}; {result['images']:,} images per corruption, seed 0.)"
 
 
 def main() -> None:
@@ -314,7 +331,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of a CPU, for each process")
     parser.add_argument("--lines", nargs="+", default=[line.name for line in LINES], metavar="LINE")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="ROW")
-    parser.add_argument("--bf16", action="store_true", help="convolutions in bfloat16, on a GPU")
+    parser.add_argument("--bf16", action="store_true", help="convolutions in bfloat16")
     parser.add_argument("--development", action="store_true", help="the corruptions that constants are chosen on")
     parser.add_argument("--again", action="store_true", help="run finished trials of the named lines and rows anew")
     parser.add_argument("--list", action="store_true", help="say what there is to run, and about how long it takes")
@@ -329,17 +346,12 @@ def main() -> None:
     place = asked.results / ("unattended-development.json" if asked.development else "unattended.json")
     if asked.images != 1000:
         place = place.with_stem(f"{place.stem}-{asked.images}")
-    result: dict[str, Any] = machine(torch.device(asked.device)) | {
-        "images": asked.images,
-        "bf16": asked.bf16,
-        "trials": {},
-    }
+    result: dict[str, Any] = {"images": asked.images, "trials": {}}
     if place.is_file() and not asked.tiny:
         result = json.loads(place.read_text())
     if asked.again:
         again = {f"{line}: {row}" for line in asked.lines for row in asked.rows}
         result["trials"] = {key: record for key, record in result["trials"].items() if key not in again}
-        result |= machine(torch.device(asked.device))
     done = {key for key, record in result["trials"].items() if "failed" not in record}
     left = [(row, line) for line in LINES for row in ROWS if line.name in asked.lines and row in asked.rows]
     left = [(r, n) for r, n in left if r not in ORDINARY or n is LINES[0] or len(asked.rows) < len(ROWS)]
@@ -361,6 +373,8 @@ def main() -> None:
 def go(asked: argparse.Namespace, left: list[tuple[str, Line]], result: dict[str, Any], place: Path) -> None:
     """Run the trials that are left; the record is written as each ends."""
     images, labels = data(asked)
+    # What oneDNN has for newer processors crashes on some virtual ones.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     context = multiprocessing.get_context("spawn")
     jobs, found = context.SimpleQueue(), context.SimpleQueue()
     running = min(asked.jobs, len(left))

@@ -57,6 +57,8 @@ def test_the_file_says_how_the_stream_is_doing(run: Run) -> None:
     assert [event["kind"] for event in now["events"]] == ["gather on"]
     assert 0 < now["latency_ms"]["p50"] <= now["latency_ms"]["p95"] <= now["latency_ms"]["p99"]
     assert now["helping"]["images"] == 29
+    assert now["helping"] == found.json["helping"]
+    assert now["helping"]["sentence"] in found.err  # stdout has the JSON object alone
     assert now["started"] <= now["updated"]
     plain = [line for line in Path("plain.csv").read_text().splitlines()[1:] if "07.png" not in line]
     watched = Path("watched.csv").read_text().splitlines()[1:]

@@ -133,6 +133,7 @@ def test_a_folder_that_vanishes_is_no_damage(run: Run, work: Path, undisturbed: 
     with environment(UNDRIFT_WORKERS="0"):
         found = run(*words)
     assert (found.code, "is out of reach" in found.err, "Traceback" in found.err) == (1, True, False), found.err
+    assert "skipped" not in found.err  # the next run answers them
     found = run(*words)
     assert found.code != 0  # it is still away
     Path("away").rename("target")
@@ -159,6 +160,31 @@ def test_what_is_out_of_reach_and_what_is_damaged(tmp_path: Path) -> None:
     Path(paths[2]).unlink()
     with pytest.raises(DataError, match="out of reach"):
         check_reach(sources, {paths[1]: gone})  # an unmounted folder is an empty one
+
+
+# The page cannot be written ------------------------------------------------------------------------------------------
+
+
+BLOCKING = """
+from pathlib import Path
+from tiny_of_tests import Tiny
+
+class Blocking(Tiny):
+    "Puts a folder in the place of its page."
+
+    def forward(self, x):
+        if Path("r.html").is_file():
+            Path("r.html").unlink()
+            Path("r.html").mkdir()
+        return super().forward(x)
+"""
+
+
+def test_a_page_that_cannot_be_written_costs_no_domain_file(run: Run, work: Path) -> None:
+    (work / "blocking.py").write_text(BLOCKING)
+    found = run(*STREAM, "--model", "blocking:Blocking", *MODEL[2:], "--report", "r.html")
+    assert (found.code, "r.html" in found.err, "Traceback" in found.err) == (1, True, False), found.err
+    assert Path("s.safetensors").exists()
 
 
 # The clock jumps ----------------------------------------------------------------------------------------------------

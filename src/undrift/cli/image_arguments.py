@@ -13,7 +13,7 @@ import undrift
 from undrift._errors import DataError
 from undrift.cli.extensions import data_sets, extensions
 from undrift.cli.out_of_reach import check_reach
-from undrift.images import Batches, Domain, FileDomain, Preprocess, TensorDomain
+from undrift.images import Batches, Domain, FileDomain, Preprocess, Skipped, TensorDomain
 from undrift.images.sources import FileSource
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class InOrder:
         else:
             # If images were read before, all remaining ones may be broken: that is the end of a stream, no error.
             batches = domain._batches(list, size, None, False, "cpu", None, self._start > 0)
+            batches.warns = False  # some may be out of reach, or unfinished: neither is skipped
         broken = 0
         for images, places in batches:
             broken = self._check(batches, broken)
@@ -134,6 +135,8 @@ class InOrder:
             yield images
         self._check(batches, broken)
         self.position = self._start + self._finished(max(last + 1, self.position - self._start))
+        if not isinstance(domain, TensorDomain) and (reasons := self.skipped()):
+            Skipped(len(domain), reasons).warn()
 
     def __length_hint__(self) -> int:
         return -(-len(self.domain) // self._size)

@@ -201,17 +201,20 @@ def run(
                 heart.look(going, unread(saved, left)[1], last=True)
         finally:
             going.close()
-        if report is not None:
-            going.page(report)
         if out is not None:  # before printing, as in adapt
             with going.answering() as answered:
                 save(answered, out, source=opened.source.name, mean=stored_mean)
+        if report is not None:
+            going.page(report)
     if left.unfinished:
         session.note(
             f"left for the next run, as it was written to just now and cannot be read yet: {left.unfinished[0]}"
             + (f" and {len(left.unfinished) - 1} after it" if len(left.unfinished) > 1 else "")
         )
     session.say(str(going.report))
+    helping = heart.now["helping"]
+    if helping is not None:
+        session.say(helping["sentence"])
     skipped, unreadable = unread(saved, left)
     wrote = [session.wrote(path) for path in (*files.parts, answers, out, report, health) if path is not None]
     return {
@@ -221,5 +224,6 @@ def run(
         "skipped": skipped,
         "unreadable": unreadable,
         "unfinished": left.unfinished,
+        "helping": helping,
         "report": going.report.state_dict(),
     }

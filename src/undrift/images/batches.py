@@ -57,6 +57,9 @@ class Batches(Generic[Target]):
 
     Broken images are left out and added to `skipped`, which is complete after one pass; the first pass that skips any
     warns. A pass without a readable image raises, unless `may_be_empty`.
+
+    Attributes:
+        warns: whether a pass is still to warn; set it to False to do so yourself.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Batches(Generic[Target]):
         self._fetch, self._finish, self._target = fetch, finish, target
         self._batch_size, self._drop_last = batch_size, drop_last
         self._generator, self._device, self._may_be_empty = generator, device, may_be_empty
-        self._warned = False
+        self.warns = True
         self.divide: Callable[[Chunk], Chunk] | None = None  # which part of a batch this process takes, of several
 
     def __len__(self) -> int:
@@ -98,8 +101,8 @@ class Batches(Generic[Target]):
                 continue
             images = decoded.images.to(self._device, non_blocking=True)
             yield self._finish(images), self._target(decoded.indices)
-        if self.skipped.reasons and not self._warned:
-            self._warned = True
+        if self.skipped.reasons and self.warns:
+            self.warns = False
             self.skipped.warn()
 
 
