@@ -13,11 +13,12 @@ from support import same, snapshot
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-IN_LOOPS = (  # real_models/test_examples.py runs them, but for the last one
+IN_LOOPS = (  # tests/real_models runs them, but for the last one
     "accelerate_loop",
     "hugging_face_pipeline",
     "lightning_callback",
     "monai_segmentation",
+    "ray_predict",
     "torchmetrics_report",
 )
 LINES = 40

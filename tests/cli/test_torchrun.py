@@ -71,11 +71,22 @@ def test_parts_that_are_finished_are_not_answered_again(run: Run, work: Path) ->
     late = run(*PREDICT, *SLOW, "--parts", "3", "--json")
     assert (late.code, late.json["answered"]) == (0, 30)
     assert (work / "calls").stat().st_size <= calls + 1  # the look at two images before anything is answered
-    other = run(*PREDICT, *SLOW, "--parts", "3", "--abstain-below", "0.5")
-    assert other.code == 1
-    assert "they differ in abstain_below" in other.err
+    assert "all parts were answered before" in late.err
+    Path("other.txt").write_text("r\ng\nb\n")
+    for words, name in ((("--abstain-below", "0.5"), "abstain_below"), (("--classes", "other.txt"), "classes")):
+        other = run(*PREDICT, *SLOW, "--parts", "3", *words)
+        assert other.code == 1
+        assert f"they differ in {name}" in other.err
     Path("a.csv").unlink()
     assert "Delete the folder to answer anew" in run(*PREDICT, *SLOW, "--parts", "3").err
+
+
+def test_parts_replace_no_file_of_somebody_else(run: Run, work: Path) -> None:
+    Path("a.csv").write_text("my notes")
+    found = run(*PREDICT, *MODEL, "--parts", "3")
+    assert (found.code, "a.csv exists, and was not answered in parts" in found.err) == (1, True), found.err
+    assert Path("a.csv").read_text() == "my notes"
+    assert not Path("a.csv.parts").exists()
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows[:-1], lambda rows: [*rows, rows[-1]]])

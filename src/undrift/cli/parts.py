@@ -49,6 +49,11 @@ class AnswerParts:
     def open(self) -> None:
         """Make the folder, or check that it belongs to the same answers."""
         run = self.folder / "run.json"
+        if not self.folder.exists() and self.out.exists():
+            raise DataError(
+                f"{self.out} exists, and was not answered in parts; needed: a name that is free. Give another --out, or "
+                "delete that file."
+            )
         self.folder.mkdir(exist_ok=True)
         if not run.exists():
             write_text(run, json.dumps(self.identity, indent=1))

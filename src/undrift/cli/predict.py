@@ -140,6 +140,7 @@ def run(
             "packs": [zlib.crc32(file.read_bytes()) for file in ([domain] if domain else files)],
             "preprocessing": pictures.preprocess.to_dict(),
             "names": zlib.crc32("\n".join(called).encode()),
+            "classes": opened.classes and zlib.crc32("\n".join(opened.classes).encode()),
             "samples": samples,
             "temperature": heat,
             "seed": seed,
@@ -147,6 +148,8 @@ def run(
         }
         shares = AnswerParts(out, parts, called, batch_size, identity)
         shares.open()
+        if shares.finished:
+            session.note(f"all parts were answered before; to answer anew, delete {out} and {shares.folder}")
         session.kept = f"The parts that are finished are in {shares.folder}; the same command goes on with the others."
         for number in shares.left():
             own = pictures.select(shares.images_of(number))
