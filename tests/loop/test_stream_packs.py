@@ -8,6 +8,7 @@ import torch
 import undrift
 from packs_support import network, of, packs_in
 from support import same, snapshot
+from undrift.images import IMAGENET, Preprocess
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
 
@@ -49,6 +50,16 @@ def test_a_stream_starts_from_the_pack_that_fits_and_keeps_a_new_one(tmp_path: P
     assert packs.predict(of("snow", 3, 5)).pack == ("snow",) * 3
     stream = undrift.stream(net, iter(camera("snow", "night", "home", "home")), method="undrift", packs=tmp_path)
     assert [stream.domain for _ in stream] == ["snow", "night", "night", "new-1"]
+
+
+def test_names_of_domains_are_their_own(tmp_path: Path) -> None:
+    stream = undrift.stream(network(), iter(camera("night", "snow", "snow", "night", "home", "home")), packs=())
+    assert [stream.domain for _ in zip(range(4), stream)] == ["new-1", "new-1", "new-2", "new-1"]
+    for taken in ("new-2", "source"):
+        with pytest.raises(undrift.OptionError, match=f"another domain '{taken}' in this stream; needed:"):
+            stream.keep(tmp_path / "a.safetensors", name=taken)
+    assert stream.keep(tmp_path / "night.safetensors") == "night"
+    assert [stream.domain for _ in stream] == ["night", "new-1"]
 
 
 def test_single_images_are_compared_together() -> None:
@@ -97,3 +108,19 @@ def test_packs_that_a_stream_cannot_use_are_refused(tmp_path: Path) -> None:
     with pytest.raises(undrift.PerturbationMismatch, match="a different source model"):
         undrift.stream(other, [], method="undrift", packs=tmp_path)
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_packs_that_do_not_belong_together_are_left_out_of_a_stream(tmp_path: Path) -> None:
+    net = network()
+    (night,) = packs_in(tmp_path, net, "night", preprocess=IMAGENET, classes=list("abcde"))
+    for name, settings, match in (
+        ("raw", {"preprocess": Preprocess()}, "other preprocessing .* needed: the same"),
+        ("named", {"classes": list("vwxyz")}, "other classes .* needed: the same"),
+        ("again", {}, "is called 'night', as is another pack; needed: a name of its own"),
+    ):
+        (tmp_path / name).mkdir()
+        (other,) = packs_in(tmp_path / name, net, "night" if name == "again" else "snow", **settings)
+        with pytest.warns(undrift.UndriftWarning, match=match):
+            stream = undrift.stream(net, iter(camera("night")), method="undrift-light", packs=[night, other])
+        assert [stream.domain for _ in stream] == ["night"]
+        stream.remove()

@@ -9,6 +9,7 @@ it stands. A batch that was taken while the domain changed fits none, so a new d
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -132,7 +133,7 @@ class Switching:
         return Router({SOURCE: None, **whole}, window.mean.device).pack_of_all(window)
 
     def _new(self) -> str:
-        return f"new-{1 + sum(name.startswith('new-') for name in self.domains)}"
+        return next(name for number in count(1) if (name := f"new-{number}") not in self.domains)
 
     def _go(self, name: str) -> None:
         """Go to another domain."""
@@ -154,6 +155,11 @@ class Switching:
             raise OptionError(
                 "the stream has seen no domain yet; needed: at least one batch with a finite image. Take a batch, and "
                 "keep it then."
+            )
+        if name != self.current and name in (SOURCE, *self.domains):
+            raise OptionError(
+                f"there is another domain {name!r} in this stream; needed: a name of its own. Give one: "
+                f'stream.keep(path, name="{name}-2").'
             )
         domain = self.domains[self.current]
         with self.model.off() as net:
