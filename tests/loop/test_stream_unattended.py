@@ -302,6 +302,24 @@ def test_the_guard_goes_back_to_the_last_sound_state_first() -> None:
     assert same(*({name: t for name, t in state.items() if not name.startswith("key.")} for state in (good, now)))
 
 
+def test_the_last_sound_state_of_another_domain_is_none_to_go_back_to() -> None:
+    x, _ = mixed(66)
+    ruined = False
+
+    def loss(logits: Tensor) -> Tensor:
+        return collapsing()(logits) if ruined else 0 * logits.sum()
+
+    model = undrift.perturb(trained(), norm_statistics="source", layers=(), test_samples=0, kl_weight=0.0)
+    going = stream(model, [*[x] * 14, *[0.5 * x + 1] * 20], loss, lr=0.5, guard=True, packs=())
+    for _ in range(14):
+        next(going)
+    ruined = True
+    while "went back" not in kinds(going):
+        next(going)
+    assert going.domain == "new-2"
+    assert going.report.events[-1].why.startswith("to the start state; ")
+
+
 def test_the_guard_never_acts_on_a_healthy_stream_and_changes_no_answer_of_it() -> None:
     batches = [mixed(66, number % 7)[0] for number in range(30)]
     for method in ("undrift", "tent", "norm-stats", "source"):

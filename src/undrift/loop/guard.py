@@ -158,6 +158,12 @@ class Guard:
             )
         return None, mean <= MARGIN
 
+    def forget(self) -> None:
+        """Judge anew, from the next batch on: the network went to another domain, and its last sound state is not of it."""
+        self._less, self._classes = _nothing()
+        self._good, self._since_good = None, GOOD_EVERY
+        self._skip = self._strikes = 0
+
     def _go_back(self, why: str) -> None:
         report, good = self.online.report, self._good
         self._less, self._classes = _nothing()

@@ -288,6 +288,8 @@ class Stream(Iterator[Prediction]):
             for waiting in (self.gather, self.pacing):
                 if waiting is not None:
                     waiting.forget(images)  # of the domain before
+            if self.guard is not None:
+                self.guard.forget()
         split = self.model.options.stream_split
         if split is None or len(images) <= split:
             return self._part(images, 0)

@@ -1,13 +1,15 @@
 """Detect that a stream returned to a known domain, and restore what it had learned there.
 
 Before each batch, one pass of the source network compares the batch with the moments of every known domain, from packs
-or from earlier in this stream. If the batch no longer fits the current domain, the stream switches to the one that fits
-best. If none does, a new domain begins, and learning continues from the current weights.
+or from earlier in this stream. If the batch no longer fits the current domain, the stream switches to the fitting one
+that the router chooses. If none fits, a new domain begins, and learning continues from the current weights. A batch
+that was taken while the domain changed fits none, so a new domain needs a second batch that fits none.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -17,9 +19,9 @@ from undrift._errors import OptionError
 from undrift.answer.forward import finite_rows, forward
 from undrift.loop.online import OnlineSteps
 from undrift.packs.domain_file import DomainFile
-from undrift.packs.evidence import DomainMoments, Gathering, common_layers
+from undrift.packs.evidence import DomainMoments, Gathering
 from undrift.packs.moments import ImageMoments, watching
-from undrift.packs.router import SOURCE
+from undrift.packs.router import SOURCE, Router
 from undrift.packs.state import check_fill_start, fill_start
 from undrift.posterior.attached import root_of
 from undrift.posterior.batch import device_of
@@ -56,6 +58,10 @@ class Domain:
         if self.file is None:
             self.moments = self.gathering.moments()
 
+    def whole(self) -> DomainMoments | None:
+        """Return the moments with what a router asks beside them."""
+        return self.gathering.moments(whole=True) if self.file is None else self.moments
+
 
 class Switching:
     """Keeps what a stream learned of each domain, and says which one the network is in.
@@ -73,6 +79,7 @@ class Switching:
         self.switches: list[tuple[int, str]] = []
         self._window: ImageMoments | None = None  # the last images
         self._in_doubt = True  # whether it is open which domain they are of
+        self._unknown = False  # whether images before them fitted none
         device = device_of(self.model)
         for file in files:
             check_fill_start(self.model, file)
@@ -93,12 +100,20 @@ class Switching:
             # Of a window the oldest images may still be of the last domain, and only the newest of another.
             self._in_doubt, window = True, seen
             self._window = seen
+            # As it stands: steps made in doubt may be on images of another domain.
+            self.domains[self.current].learned = self.online.learned()
         if len(window) < LEAST:
             return False
-        target, self._in_doubt = self._target(window), False
+        target = self._target(window)
+        if target is None and not self._unknown and self.current in self.domains:
+            self._unknown, self._window = True, None
+            return False
+        target, self._in_doubt, self._unknown = target or self._new(), False, False
         switched = target != self.current
         if switched:
             self._go(target)
+        else:
+            self.domains[target].learned = None  # it goes on
         self.domains[target].saw(window)
         return switched
 
@@ -109,20 +124,19 @@ class Switching:
             forward(root_of(net), images)
             return watch.moments()
 
-    def _target(self, window: ImageMoments) -> str:
-        """Return the name of the domain that the images belong to, a new one where none fits."""
-        known = {name: d.moments for name, d in self.domains.items() if d.moments is not None}
-        fitting = {name: moments for name, moments in known.items() if _fits(moments, window)}
-        if fitting:
-            layers = common_layers(list(fitting.values()))
-            away = {name: float(moments.only(layers).evidence(window).mean()) for name, moments in fitting.items()}
-            return min(away, key=lambda name: away[name])
-        return f"new-{1 + sum(name.startswith('new-') for name in self.domains)}"
+    def _target(self, window: ImageMoments) -> str | None:
+        """Return the name of the known domain that the images belong to; None where none fits."""
+        fitting = {name: domain for name, domain in self.domains.items() if _fits(domain.moments, window)}
+        if len(fitting) < 2:
+            return next(iter(fitting), None)
+        whole = {name: domain.whole() for name, domain in fitting.items()}
+        return Router({SOURCE: None, **whole}, window.mean.device).pack_of_all(window)
+
+    def _new(self) -> str:
+        return next(name for number in count(1) if (name := f"new-{number}") not in self.domains)
 
     def _go(self, name: str) -> None:
-        """Leave the current domain, and go to another."""
-        if self.current in self.domains:
-            self.domains[self.current].learned = self.online.learned()
+        """Go to another domain."""
         domain = self.domains.setdefault(name, Domain())
         if domain.learned is not None:
             self.online.go_on_from(domain.learned)
@@ -142,6 +156,11 @@ class Switching:
                 "the stream has seen no domain yet; needed: at least one batch with a finite image. Take a batch, and "
                 "keep it then."
             )
+        if name != self.current and name in (SOURCE, *self.domains):
+            raise OptionError(
+                f"there is another domain {name!r} in this stream; needed: a name of its own. Give one: "
+                f'stream.keep(path, name="{name}-2").'
+            )
         domain = self.domains[self.current]
         with self.model.off() as net:
             source = DomainMoments.of_source(root_of(net))
@@ -158,6 +177,7 @@ class Switching:
             "current": self.current,
             "switches": list(self.switches),
             "in doubt": self._in_doubt,
+            "unknown": self._unknown,
             "window": (w := self._window) and (dict(w.layers), w.mean, w.var),
             "domains": {
                 name: {
@@ -173,7 +193,7 @@ class Switching:
         """Go on from a state; packs that it names and this stream was not given are known by what it holds."""
         device, files = device_of(self.model), {name: domain.file for name, domain in self.domains.items()}
         self.current, self.switches = state["current"], list(state["switches"])
-        self._in_doubt, window = state["in doubt"], state["window"]
+        self._in_doubt, self._unknown, window = state["in doubt"], state["unknown"], state["window"]
         self._window = None if window is None else ImageMoments(window[0], window[1].to(device), window[2].to(device))
         self.domains = {}
         for name, kept in state["domains"].items():

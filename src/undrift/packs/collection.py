@@ -14,9 +14,9 @@ from undrift.answer.forward import batches_of
 from undrift.options import _suggest
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.evidence import DomainMoments
-from undrift.packs.file import check_path
+from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
-from undrift.packs.fits import check_fits
+from undrift.packs.fits import check_joins
 from undrift.packs.pack import Pack
 from undrift.packs.pack_table import table
 from undrift.packs.routed import Routed, joined
@@ -90,7 +90,8 @@ class Packs:
         found = file
         name = found.name if name is None else name
         with turn(self.net):
-            check_fits(found, name, self)
+            check_source(self.net, found, self.fingerprint)
+            check_joins(found, name, self.names, self.preprocess, self.classes)
             self._refuse_other()
             pack = Pack(self.net, found)
             self._packs[name], self._router = pack, None

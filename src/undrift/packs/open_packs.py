@@ -14,8 +14,9 @@ from undrift.packs.collection import Packs
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
+from undrift.packs.fits import check_joins
 from undrift.packs.folder import read_folder
-from undrift.packs.router import LIMIT
+from undrift.packs.router import LIMIT, SOURCE
 from undrift.posterior.perturbed import Perturbed
 
 if TYPE_CHECKING:
@@ -53,10 +54,11 @@ def packs(net: nn.Module, *files: Place, preprocess: "Preprocess | None" = None,
         >>> packs.predict(dark[:2]).pack
         ('night', 'night')
     """
-    if not files:
+    if not files or any(isinstance(place, list | tuple) for place in files):
+        given = "a list" if files else "no pack"
         raise OptionError(
-            "no pack was given; needed: at least one file of undrift.save, or a folder of them. Give their paths: "
-            'undrift.packs(net, "night.safetensors").'
+            f"{given} was given; needed: files of undrift.save, or folders of them, at least one. Give their paths one "
+            'by one: undrift.packs(net, "night.safetensors", "fog.safetensors").'
         )
     made = Packs(net, preprocess, limit)
     found, made.refused = _read(files)
@@ -80,15 +82,14 @@ def files_for(model: Perturbed, packs: "Packs | Place | Sequence[Place]", episod
         given = list(packs) if isinstance(packs, Iterable) and not isinstance(packs, str) else [packs]
     found, refused = _read(given, some=False)
     own, chosen = fingerprint(model), dict[str, DomainFile]()
+    preprocess, classes = model.preprocess, model.classes
 
     def take(file: DomainFile) -> None:
+        nonlocal preprocess, classes
         check_source(model, file, own)
-        if file.name in chosen:
-            raise OptionError(
-                f"{file.path.name} is called {file.name!r}, as is another pack; needed: a name of its own. Save it "
-                "with another: undrift.save(model, path, name=…)."
-            )
+        check_joins(file, file.name, (SOURCE, *chosen), preprocess, classes)
         chosen[file.name] = file
+        preprocess, classes = preprocess or file.preprocess, classes or file.classes
 
     _take(found, take, refused)
     if refused and not chosen:

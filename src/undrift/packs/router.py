@@ -77,7 +77,7 @@ class Router:
             whole = self.moments[number]
             own = evidence[:, number] if whole.layers.keys() == kept.layers.keys() else whole.evidence(seen)
             sigmas[:, number] = sigmas_away(own, whole)
-        nearest = self._nearest_pack(evidence, seen)
+        nearest = self._away(evidence, seen).argmin(1)
         if 0 in by_layer:
             rows = torch.arange(len(seen), device=nearest.device)
             leads = [self._lead(by_layer[0], by_layer[number], number) for number in by_layer if number]
@@ -87,14 +87,20 @@ class Router:
         known = ~(sigmas.gather(1, nearest[:, None])[:, 0] > limit)  # also where the source is nearest: NaN
         return Routes(evidence, sigmas, torch.where(known, nearest, 0), nearest, known)
 
-    def _nearest_pack(self, evidence: Tensor, seen: ImageMoments) -> Tensor:
-        """Return the number of the nearest pack of each image."""
-        if self._discriminant is not None and tuple(seen.layers.items()) == self._order:
-            numbers = torch.tensor([number for number in self.moments if number], device=evidence.device)
-            return numbers[self._discriminant.scores(seen).argmax(1)]
+    def pack_of_all(self, seen: ImageMoments) -> str:
+        """Return the name of the pack that images of one domain are nearest to, all of them together."""
+        evidence = seen.mean.new_full((len(seen), len(self.names)), math.nan)
+        for number, kept in self.compared.items():
+            evidence[:, number] = kept.evidence(seen)
+        return self.names[int(self._away(evidence, seen).mean(0).argmin())]
+
+    def _away(self, evidence: Tensor, seen: ImageMoments) -> Tensor:
+        """Return how far images are from each pack, images × networks; infinitely from the source."""
         away = evidence.nan_to_num(nan=math.inf)
+        if self._discriminant is not None and tuple(seen.layers.items()) == self._order:
+            away[:, [number for number in self.moments if number]] = -self._discriminant.scores(seen)
         away[:, 0] = math.inf
-        return away.argmin(1)
+        return away
 
     def _lead(self, source: Tensor, own: Tensor, number: int) -> Tensor:
         """Return by how much images are nearer to a pack than to the source."""
