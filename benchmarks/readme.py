@@ -433,7 +433,10 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/how-to/serve.md": {"serving": partial(of_script, "serving")},
     f"{RESULTS}/index.md": {"certain": certain},
     "docs/explanation/noise.md": {"twins": twins, "ablation": ablation},
-    "docs/explanation/defaults.md": {"recipe-trials": partial(of_script, "recipe_trials")},
+    "docs/explanation/defaults.md": {
+        "recipe-trials": partial(of_script, "recipe_trials"),
+        "small-networks": partial(of_script, "small_networks"),
+    },
     "docs/explanation/unattended.md": {"unattended": partial(of_script, "unattended")},
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/packs.md": {
