@@ -113,7 +113,7 @@ class Noise(nn.Module):
         """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
 
         Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
-        are one tensor of that precision. The product that the layer has made is not looked at again: no kernel is made
+        are one tensor of that precision. The product that the layer has made is not used again, so no kernel is made
         for it.
         """
         # Somebody else may have changed y, or made it otherwise.

@@ -115,7 +115,7 @@ class Key(nn.Module):
         self.reseed(generator)
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
-        """Start the noise anew from a generator, from a number, or from torch's global generator."""
+        """Restart the noise from a generator, a number, or torch's global generator."""
         if isinstance(generator, int):
             generator = torch.Generator().manual_seed(generator)
         self.seed.copy_(drawn_seed(generator))
