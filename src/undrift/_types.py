@@ -23,14 +23,14 @@ Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 @dataclass(frozen=True)
 class Step:
-    """What a likelihood may look at besides the logits of one draw.
+    """What a likelihood may use besides the logits of one draw.
 
     Attributes:
         model: the perturbed network.
         images: the batch, on the network's device; with several processes, this one's part of it.
-        forward: maps images to logits under the perturbation as it stands; no statistics move.
-        indices: the images' places in the data set (over epochs); None in a stream.
-        progress: the part of all steps that is done (over epochs); 0 in a stream, which has no end.
+        forward: maps images to logits under the current perturbation, without updating statistics.
+        indices: the images' indices in the data set (over epochs); None in a stream.
+        progress: the fraction of all steps that is done (over epochs); 0 in a stream.
         climbed: whether this is the second gradient of a step with the option `climb`.
     """
 
@@ -42,7 +42,7 @@ class Step:
     climbed: bool = False
 
     def mean_logits(self, images: Tensor | None = None) -> Tensor:
-        """Return the mean network's logits for the batch, or other images, with gradients; no statistics move.
+        """Return the mean network's logits for the batch, or other images, with gradients; update no statistics.
 
         Norm layers work as in a step. With "batch" and "train" they normalise these images by their own statistics.
         With "moving" and "domain" they use the kept ones, which do not fit a mean network if noisy draws moved them.
@@ -51,44 +51,44 @@ class Step:
             return self.forward(self.images if images is None else images)
 
     def drawn_logits(self, images: Tensor | None = None) -> Tensor:
-        """Return the logits of a fresh draw for the batch, or other images, with gradients; no statistics move."""
+        """Return the logits of a fresh draw for the batch, or other images, with gradients; update no statistics."""
         with beside_a_step(self.model, noisy=True):
             return self.forward(self.images if images is None else images)
 
 
 @runtime_checkable
 class Likelihood(Protocol):
-    """What is asked of the unlabelled data: a loss that stands for −log p, a mean over samples.
+    """A loss on unlabelled data that takes the place of −log p: a mean over samples.
 
     An `nn.Module` may be a likelihood; its parameters are then trained too. A likelihood whose own class says
     `recordable = True` may be part of a CUDA graph (`stream(…, captured=True)`): it returns a loss for every batch,
     reads no values back, has no shapes that depend on values, and uses no tensor that is replaced between batches.
 
-    One that says `per_position = True` also takes logits with a class per pixel, batch × classes × height × width, or
-    with any number of labels per image, batch × 2 × labels: classes are dimension 1, and means are over all the rest.
+    One with `per_position = True` also takes logits with a class per pixel, batch × classes × height × width, or with
+    any number of labels per image, batch × 2 × labels: classes are dimension 1, and means are over all the rest.
 
-    One that says `divisible = True` may be asked by several processes, each of which runs the network on a part of the
-    batch. It gets the logits and the places of the whole batch, while `step.images` are that part alone: it looks at
-    none, and at features through `step.model.key.whole`.
+    One with `divisible = True` may be called by several processes, each of which runs the network on a part of the
+    batch. It gets the logits and indices of the whole batch, while `step.images` are that part alone: it must not use
+    them, and must gather features with `step.model.key.whole`.
     """
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
-        """Return the loss of one batch, or None to ask nothing of this batch, which then makes no step."""
+        """Return the loss of one batch, or None to take no step on this batch."""
         ...
 
 
 @runtime_checkable
 class Refreshing(Protocol):
-    """A likelihood that looks at the whole domain before each epoch (pseudo-labels)."""
+    """A likelihood that needs a pass over the whole domain before each epoch (pseudo-labels)."""
 
     def refresh(self, model: Perturbed, batches: Batches) -> None:
-        """Look at the domain: `batches()` yields indices and images, in any order."""
+        """Prepare for an epoch: `batches()` yields indices and images of the domain, in any order."""
         ...
 
 
 @runtime_checkable
 class Watching(Protocol):
-    """A likelihood that looks inside the network (features), by hooks that stay while the loop runs."""
+    """A likelihood that reads features inside the network, by hooks that stay while the loop runs."""
 
     def watch(self, model: Perturbed) -> AbstractContextManager[None]:
         """Attach to the network for the length of a `with` block."""
@@ -109,7 +109,7 @@ class Following(Protocol):
     """A likelihood that changes after each step (a teacher that averages)."""
 
     def follow(self, model: Perturbed) -> None:
-        """Look at the network after its step, before any keeper does."""
+        """Update from the network after its step, before any keeper."""
         ...
 
 
@@ -123,12 +123,12 @@ class Deploying(Protocol):
 
 
 class Doubt(NamedTuple):
-    """What speaks for images being of few of their domain's classes.
+    """Signs that images belong to few of their domain's classes.
 
     Attributes:
-        views: the share of images that have another label than a view of them, by the images' own statistics.
-        away: how far their means are from those kept in the last norm layer (`DomainStatistics.away`).
-        counted: the entropy of their labels by their own statistics; `kept`: where the last norm layers keep theirs.
+        views: the share of images whose label differs from that of a view, with the images' own statistics.
+        away: the distance of their means from the kept ones in the last norm layer (`DomainStatistics.away`).
+        counted: the entropy of their labels with their own statistics; `kept`: with the last norm layers' kept ones.
     """
 
     views: float
@@ -139,65 +139,65 @@ class Doubt(NamedTuple):
 
 @runtime_checkable
 class Discerning(Protocol):
-    """A likelihood that answers images which make no step, and tells which are better not learned from together.
+    """A likelihood that can answer images without a step, and detects batches that should not be learned from.
 
-    A stream that is given one decides by itself whether to learn from a batch at once, and watches over itself.
+    With one, a stream decides itself when to learn from a batch, and supervises itself.
 
     Attributes:
-        unattended: whether a stream is to do so.
-        new_domain: whether the images of the last step were of another domain than those before.
+        unattended: whether a stream should do so.
+        new_domain: whether the images of the last step came from another domain than those before.
     """
 
     unattended: bool
     new_domain: bool
 
     def discerns(self, model: Perturbed) -> bool:
-        """Return whether it can, with this network."""
+        """Return whether this works with the network."""
         ...
 
     def answer_alone(self, model: Perturbed, images: Tensor, counted: bool) -> Tensor:
-        """Return probabilities for images; `counted` says whether they have a say in the statistics used."""
+        """Return probabilities for images; `counted` says whether the statistics include them."""
         ...
 
     def each_alone(
         self, model: Perturbed, images: Tensor, views: "Sequence[ReversibleView]", counted: bool
     ) -> list[Tensor]:
-        """Return probabilities for each view of images by itself, where an answer would be a mean over them."""
+        """Return probabilities for each view of images separately; an answer would be their mean."""
         ...
 
     def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
-        """Return what speaks for images being no sample of their domain."""
+        """Return the signs that images are not a sample of their domain."""
         ...
 
 
 class Keeper:
-    """What holds a network to its source while it adapts; here every method does nothing.
+    """What keeps a network near its source while it adapts; in this base class every method does nothing.
 
     The order of a step: gradient of likelihood + KL + `penalty`; `gradients`; the optimiser's step; the likelihood's
-    `follow`; `after`. Only `penalty` may be part of a CUDA graph; a keeper whose penalty can be says
-    `recordable = True` (see `Likelihood`). One that does the same in each of several processes says `divisible = True`.
+    `follow`; `after`. Only `penalty` may be part of a CUDA graph; a keeper whose penalty can be sets
+    `recordable = True` (see `Likelihood`). One that does the same in each of several processes sets `divisible = True`.
     """
 
     def start(self, model: Perturbed) -> None:
-        """Look at the network before the first step, when it is still the source network; called once."""
+        """Prepare before the first step, while the network is still the source network; called once."""
 
     def penalty(self, model: Perturbed) -> Tensor | None:  # noqa: ARG002
-        """Return what is added to the objective."""
+        """Return a term to add to the objective, or None."""
         return None
 
     def gradients(self, model: Perturbed) -> None:
         """Change the gradients before the step."""
 
     def after(self, model: Perturbed, loss: float) -> str | None:  # noqa: ARG002
-        """Change the network after the step; return a reason if it was put back to the source.
+        """Change the network after the step; return a reason if it was reset to the source.
 
         Args:
-            loss: what the likelihood gave, in a stream; NaN over epochs.
+            loss: the likelihood's value in a stream; NaN over epochs.
         """
         return None
 
     def reset(self) -> None:
-        """Forget what was seen since the start; the network was put back there."""
+        """Forget everything since the start, because the network was reset."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a stopped run needs to resume."""

@@ -46,48 +46,46 @@ def adapt(
 ) -> History:
     """Adapt the model in place to a domain, and return what happened.
 
-    A plain network with nothing else chosen takes the recipe `undrift`: norm statistics see the images first, then the
-    means of a Gaussian on every weight but the classifier's move until neighbouring images agree (see `Nrc`). Steps see
-    each image mirrored or moved a little, where that is found to change no label.
+    A plain network without further arguments uses the method `undrift`. It first collects norm statistics of the
+    images, and then trains the means of a Gaussian on every weight but the classifier's until neighbouring images
+    agree (see `Nrc`). Steps see each image mirrored or shifted, if a label-free test finds that this changes no label.
 
-    Each step goes down the objective of paper eq. 3 for one batch, with the number of images as the data size n:
+    Each step minimises the objective of paper eq. 3 on one batch, with the number of images as the data size n:
 
         mean over train_samples draws of likelihood(logits) + kl_weight · KL / n
 
-    Optimiser, learning rates and norm statistics are those of `model.options`; the rates fall as SHOT's do. Modules
-    other than norm layers run in eval mode (no dropout). All train/eval flags come back at the end. No label is read.
+    `model.options` sets optimiser, learning rates and norm statistics; the rates follow SHOT's schedule. Modules other
+    than norm layers run in eval mode (no dropout). All train/eval flags are restored at the end. No label is read.
 
-    Images with NaN or infinity are skipped. A batch of one image is left out where others are larger and norm layers
-    look at the batch. A batch of which the likelihood asks nothing makes no step, nor does one whose loss or gradient
-    is not finite: that one leaves no trace. The history counts all of these. After an error or Ctrl-C the model stands
-    at the last whole step and can be used; with a plain network it is as it was before the call instead.
+    Images with NaN or infinity are skipped. A batch of one image is skipped if others are larger and norm layers use
+    the batch. A batch takes no step if the likelihood returns None, or if its loss or gradient is not finite; then
+    nothing changes. The history counts all of these. After an error or Ctrl-C the model is usable and in the state of
+    the last whole step; a plain network is as it was before the call instead.
 
-    Where `torch.distributed` has a process group, its processes adapt one network together: give each the same network,
-    options and whole data set. Each takes a part of every batch, and all make the same steps as one process would.
+    With a process group of `torch.distributed`, its processes adapt one network together: pass each the same network,
+    options and whole data set. Each takes a part of every batch, and all take the same steps as one process would.
 
     Args:
-        model: a plain network; or one from `undrift.perturb`, to be adapted as its options say. Neither is wrapped in
-            DistributedDataParallel.
+        model: a plain network, or one from `undrift.perturb` with its options; not wrapped in DistributedDataParallel.
         unlabelled: a DataLoader, a Dataset, a tensor of images, a domain of `undrift.images`, a list of batches, or
-            another iterable that gives batches every time. Of a tuple the first entry is the image, of a dict the one
-            called so. A collate_fn keeps the order of its samples; it may leave out those that are None.
-        likelihood: what is asked of the images, with a perturbed network. Default: `undrift.Shot()`, the paper's
-            offline choice.
-        epochs: passes over the images. Default: 15, or as the method has it.
-        method: a name of `undrift.methods.names("adapt")`. It perturbs the plain network as that method does, and asks
-            what it asks; `history.model` is the network it adapted. Default for a plain network: "undrift".
-        batch_size: of batches made here, from a Dataset, a tensor or a domain. Default: 64, or as the method has it.
-        clean: the same images at the same places without augmentation, for pseudo-labels and the verdict. With it,
+            another iterable that can be repeated. Images are the first entry of a tuple, or the entry of a dict with a
+            name such as "image" or "pixel_values". A collate_fn must keep the order of its samples; it may drop
+            those that are None.
+        likelihood: the loss, with a perturbed network. Default: `undrift.Shot()`, the paper's offline choice.
+        epochs: passes over the images. Default: 15, or the method's.
+        method: a name of `undrift.methods.names("adapt")`, for a plain network; `history.model` is the adapted network.
+            Default for a plain network: "undrift".
+        batch_size: size of batches made from a Dataset, a tensor or a domain. Default: 64, or the method's.
+        clean: the same images in the same order without augmentation, for pseudo-labels and the verdict. With it,
             `undrift` leaves augmentation to the caller.
-        keep: "last", or "best": the epoch that the label-free verdict likes best (one more forward pass per epoch).
-        checkpoint: a file to write after each epoch, and to go on from if it is there. A run that was killed ends bit
-            for bit where it would have ended, if augmentations in this process draw from torch's generators (in
-            workers, from any).
-        checkpoint_steps: write it every so many steps as well.
-        keepers: what holds on to the source besides the KL (see `undrift.keep`).
-        generator: gives the order of batches made here; a CPU generator. Default: torch's global one seeds it.
-        preprocess: with a plain network, what happens to an image before the network sees it; `classes`: their names.
-            Both are saved with the model.
+        keep: "last", or "best": the epoch with the best label-free verdict (one more forward pass per epoch).
+        checkpoint: a file to write after each epoch, and to resume from if it exists. A killed run ends bit for bit
+            where it would have ended, if augmentations in this process use torch's generators (in workers, any).
+        checkpoint_steps: also write it every so many steps.
+        keepers: what keeps the network near the source besides the KL (see `undrift.keep`).
+        generator: a CPU generator for the order of batches made here. Default: seeded from torch's global one.
+        preprocess: with a plain network, its preprocessing of images; `classes`: the names of its classes. Both are
+            saved with the model.
         progress: show a bar. Default: on a terminal only.
         **settings: with a plain network, options and settings of the method's likelihood or keepers by name, such as
             `features="fc1"`.

@@ -45,21 +45,21 @@ def evaluate(
 ) -> Report:
     """Return error, NLL, Brier, ECE, AURC and AUGRC of a network on labelled images: one domain, or several by name.
 
-    Nothing is adapted, and the network is left as it was. A plain network can be evaluated too, to compare with.
+    This adapts nothing and does not change the network. A plain network can be evaluated too, for comparison.
 
     Args:
         model: a perturbed network, or any classifier.
         data: a loader of images with labels (tuples or dicts), an `undrift.images` domain, or a mapping from names to
             such.
         metrics: more metrics, such as `[torchmetrics.F1Score("multiclass", num_classes=7)]`, or a mapping from names to
-            metrics. Each gets probabilities and the loader's labels, starts afresh on each domain, and is in
+            metrics. Each gets probabilities and the loader's labels, is reset before each domain, and appears in
             `result.metrics` and in the printed table.
         samples: draws to average per prediction; 0 is the mean network. Default: the option `test_samples`.
         temperature: divides the logits.
         generator: a generator or a seed makes the draws reproducible.
         mode: "full" draws, or "fast" (see `undrift.predict`).
-        watch: called with each batch of images, its answers and its labels; `undrift.Recording().add` collects what
-            `Report.page` shows of them.
+        watch: called with each batch of images, its answers and its labels; `undrift.Recording().add` collects the data
+            for `Report.page`.
 
     Examples:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -92,7 +92,7 @@ def evaluate_generalized(
     mode: Mode = "full",
     watch: Watch | None = None,
 ) -> Report:
-    """Return how an adapted network does on its target and still does on its source, with their harmonic mean.
+    """Return the scores of an adapted network on its target and on its source, with their harmonic mean.
 
     The protocol splits the source 80/20, adapts on all of the target, and reports accuracy on the held-out 20 % and
     on the target. `undrift.join` makes one table of many tasks, with the mean of their harmonic means and the
@@ -101,7 +101,7 @@ def evaluate_generalized(
     Args:
         target: labelled images of the target domain.
         source: labelled images of the source domain that the source network was not trained on.
-        task: what to call it, such as "photo → sketch".
+        task: its name, such as "photo → sketch".
         watch: called with each batch of target images, its answers and its labels.
     """
     model = unwrapped(model)
@@ -124,10 +124,10 @@ def evaluate_continual(
     mode: Mode = "full",
     watch: Watch | None = None,
 ) -> Report:
-    """Return the error along a stream of domains, and what the network forgot of its source meanwhile.
+    """Return the error along a stream of domains, and how much the network forgot of its source.
 
-    The domains follow each other in one stream of images, and nothing says where one ends. `answer` sees no labels.
-    Each batch is scored by the answer that it gets at once.
+    The domains follow each other in one stream of images, without a sign where one ends. `answer` gets no labels. Each
+    batch is scored by its immediate answer.
 
     Args:
         model: the network that adapts; it is left adapted.

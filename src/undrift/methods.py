@@ -25,7 +25,7 @@ METHODS: dict[str, Method] = {
 }
 
 DEFAULT = "undrift"
-"""What `adapt` and `stream` run on a plain network when no method is named."""
+"""The method of `adapt` and `stream` for a plain network."""
 
 __all__ = ["DEFAULT", "METHODS", "Method", "chosen", "get", "names", "table"]
 
@@ -44,8 +44,8 @@ def get(name: str, loop: Loop | None = None) -> Method:
     """Return the method of that name.
 
     Args:
-        name: a name, with ":variant" where one is meant.
-        loop: the loop that is to run it; a method may differ between its loops.
+        name: a name, optionally with ":variant".
+        loop: the loop that will run it; a method may differ between its loops.
 
     Examples:
         >>> get("vmp:released").options.answer
@@ -69,8 +69,8 @@ def chosen(
 ) -> Method | None:
     """Return the method that a loop runs on a network: the named one, the default of a plain network, or none.
 
-    `DEFAULT` is for a plain network with nothing else chosen: a perturbed one has its scheme already, and a likelihood
-    or keepers say that the caller puts the parts together.
+    `DEFAULT` applies to a plain network without other arguments: a perturbed one already has its scheme, and with a
+    likelihood or keepers the caller combines the parts.
     """
     if name is None:
         inner = (model, getattr(model, "module", None), root_of(model)) if isinstance(model, nn.Module) else ()

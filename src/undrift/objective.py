@@ -22,9 +22,9 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
 
     0.5 * (log prior_var - log_var - 1 + exp(log_var) / prior_var)
 
-    Each weight counts, however many share a variance. "mean" divides by the number of perturbed weights, "sum" is the
-    KL of the whole network; without noise there is none. Where the weights themselves are trained (option `train`),
-    the mean of q moves away from the prior's, the source weight, and (w − w_s)² / (2 prior_var) is added.
+    Every weight counts, even if several share a variance. "mean" divides by the number of perturbed weights, "sum" is
+    the KL of the whole network; without noise the KL is 0. If weights are trained too (option `train`), the mean of q
+    moves away from the prior's mean, the source weight, and (w − w_s)² / (2 prior_var) is added.
     """
     _check(model)
     if reduction not in ("mean", "sum"):
@@ -38,7 +38,7 @@ def _kl(model: Perturbed, reduction: str, row: Tensor | None = None) -> Tensor:
     noises = model.noises()
     parts = [gaussian_kl(*alike) for alike in joined(model, row)]
     shifts = [mean_kl(mean) for mean in trained_means(model)]
-    # In closed form the pull comes after the step (loop/pull.py), and not by this gradient.
+    # In closed form the pull comes after the step (loop/means.py) and not from this gradient.
     parts += [part.detach() for part in shifts] if model.options.kl_mean == "closed" else shifts
     place = model.key.step  # devices may differ; the sum is taken where the noise's counter is
     total = place.new_zeros((), dtype=torch.float32) if not parts else parts[0].to(place.device)
@@ -64,16 +64,16 @@ def mean_kl(mean: TrainedMean) -> Tensor:
 def kl_term(model: Perturbed, size: int | Tensor | None = None) -> Tensor:
     """Return the KL as the objective adds it to a loss that is a mean over samples.
 
-    The paper's eq. 3 writes E[p(D|Δw)] for the expected likelihood; the bound needs its logarithm, E[log p(D|Δw)], and
-    that is what we compute: the unsupervised loss stands for −log p, a mean over samples. Divided by the data size,
+    The paper's eq. 3 writes E[p(D|Δw)] for the expected likelihood. The bound needs its logarithm, E[log p(D|Δw)], so
+    the unsupervised loss, a mean over samples, takes the place of −log p:
 
         loss + kl_weight · KL_sum / size        kl_reduction="bound", the true bound with kl_weight 1
         loss + kl_weight · KL_mean              kl_reduction="mean", as released (kl_weight 0.01)
 
     Args:
         model: a perturbed network; its options say which of the two.
-        size: number of samples in the data set (in a stream: seen so far); needed for the bound. A tensor with this
-            number is not looked at: to read it is a wait for a GPU.
+        size: number of samples in the data set (in a stream, seen so far); needed for the bound. A tensor is not
+            checked, because reading it would wait for the GPU.
     """
     _check(model)
     return _term(model, size)
@@ -99,16 +99,16 @@ def step_loss(
 
     likelihood(model(images)) + kl_term(model, size)
 
-    For CUDA, and with one variance per kernel everywhere (`linear_sharing="kernel"`), a compiled step is quicker by
-    this function than written so: noise and KL give all log-variances one gradient, where each would have two.
+    A compiled step on CUDA with one variance per kernel everywhere (`linear_sharing="kernel"`) is faster with this
+    function than with the expression above, because the gradients of noise and KL are computed together.
 
     Args:
         model: a perturbed network.
-        images: a batch. An image that is not finite makes the loss so: `adapt` and `stream` skip such ones, a loop of
-            one's own has to look.
-        size: as `kl_term` has it.
-        likelihood: what is asked, as a function of logits (float32 or better) that returns a number to make small. One
-            that has to look at more of a step (`Shot`, `Consistency`) is for `adapt` and `stream`.
+        images: a batch. An image with NaN or infinity makes the loss non-finite; `adapt` and `stream` skip such images,
+            and your own loop has to check.
+        size: as in `kl_term`.
+        likelihood: a loss of the logits (float32 or better). Likelihoods that use more of a step (`Shot`,
+            `Consistency`) work in `adapt` and `stream` only.
 
     Examples:
         >>> import undrift
@@ -124,4 +124,4 @@ def step_loss(
 
 def _check(model: object) -> None:
     if not isinstance(model, Perturbed):
-        raise UndriftError(f"got {a_type(model)}; a KL belongs to a perturbation. Give what undrift.perturb gave.")
+        raise UndriftError(f"got {a_type(model)}; a KL needs a perturbed network. Pass the result of undrift.perturb.")

@@ -39,14 +39,14 @@ def perturb(
 ) -> "Perturbed":
     """Return the network with a zero-mean Gaussian on the weights of its layers: w_t = w_s + ε·exp(log_var / 2).
 
-    The network is changed in place, reversibly; keys and weights of `net.state_dict()` stay what they are.
+    The network is changed in place, reversibly; keys and weights of `net.state_dict()` do not change.
 
     Args:
         net: any module; layers may be convolutions, linear layers and attention.
         options: a preset's name ("paper", "released") or Options.
-        generator: makes the noise reproducible; without it torch's global generator gives the seed.
-        preprocess: what happens to an image before this network sees it; travels with the model and its file.
-        classes: the names of the classes, in the order of the outputs; they travel along too.
+        generator: makes the noise reproducible; without it, torch's global generator gives the seed.
+        preprocess: the network's preprocessing of images; saved with the model.
+        classes: the names of the classes, in the order of the outputs; saved with the model.
         **changes: single options by name, such as `estimator="drawn"` or `exclude="fc"`.
 
     Returns:
@@ -122,7 +122,7 @@ def _copy_what_adapts(model: Perturbed) -> None:
 
 
 def remove(net: nn.Module) -> nn.Module:
-    """Return the network as it was before it was perturbed, also where the perturbed network itself is lost.
+    """Return the network as it was before it was perturbed, even if the perturbed network itself is lost.
 
     Examples:
         >>> net = torch.nn.Linear(3, 2)
@@ -136,7 +136,7 @@ def remove(net: nn.Module) -> nn.Module:
     if not found:
         raise UndriftError(
             f"this {type(net).__name__} has no perturbation on it; undrift.remove needs a network that was perturbed. "
-            "If it still has noise, it is a copy of a part of one: copy the whole network, or load its weights anew."
+            "If it still has noise, it is a copy of a part of one: copy the whole network, or load its weights again."
         )
     for attached in found:
         attached.remove()

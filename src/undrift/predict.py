@@ -43,31 +43,31 @@ def predict(
 
         p = (1/S) Σ_s softmax(logits_s / T),   mutual_info = H(p) − (1/S) Σ_s H(p_s)
 
-    All modules are in eval mode meanwhile, and moving norm statistics rest. Draws share passes: the batch is repeated,
-    and each row has noise of its own. Where one Δw serves a whole batch, or batch norms compute statistics of the
-    batch, each draw is a pass of its own. A network that mixes images in another way needs `fold_limit=0`.
+    All modules run in eval mode, and moving norm statistics are not updated. Draws share forward passes: the batch is
+    repeated, and each row has its own noise. If one Δw serves a whole batch, or batch norms use batch statistics, each
+    draw is a separate pass. A network that mixes images in another way needs `fold_limit=0`.
 
-    The mode "fast" approximates `samples` draws with two, and a third for 40 % of a batch. It answers with their
-    average at the temperature that makes it as unsure as `samples` draws are. A small batch on a GPU gets all draws:
-    they are one pass, and hardly slower.
+    The mode "fast" approximates `samples` draws with two, and a third for 40 % of a batch. It averages them at the
+    temperature that makes the answers as uncertain as those of `samples` draws. A small batch on a GPU gets all draws,
+    because they fit one pass and are hardly slower.
 
     Args:
         model: a perturbed network (compiled and wrapped ones are unwrapped), or any other network, which gives one
             deterministic answer.
         images: a tensor, a Dataset, a domain of `undrift.images`, or an iterable of batches (a loader; labels are not
             read).
-        samples: draws to average; 0 is the mean network, which does not fit norm statistics that noisy steps moved (a
-            warning says so, once per model). Default: the option `test_samples`.
-        generator: a generator or a seed makes the noise reproducible, and leaves the network's own noise where it was.
+        samples: draws to average; 0 is the mean network, which does not fit norm statistics from noisy steps (a warning
+            says so once per model). Default: the option `test_samples`.
+        generator: a generator or a seed makes the noise reproducible, without changing the network's own noise.
         temperature: T; see `undrift.temperature`.
-        batch_size: how many images of a tensor to look at at once.
+        batch_size: how many images of a tensor to process at once.
         mode: "full", the average of `samples` draws; or "fast", an approximation of it.
         fold_limit: most rows (images × draws) of a pass; 0 makes one pass per draw. Default: 2,048, on a CPU 32, and
-            less where memory ends.
-        views: views of an image to average over as well, under which no label changes: "mirror", "shift". Draws look
-            at the views in turn, so with as many draws as views they cost nothing. Default: the option
-            `answer_views`, without "auto".
-        tile: where the network answers each pixel, look at tiles of this side, and average where they overlap.
+            less if memory runs out.
+        views: views of an image that change no label, to average over as well: "mirror", "shift". Draws take the views
+            in turn, so with as many draws as views they cost nothing. Default: the option `answer_views`, without
+            "auto".
+        tile: for segmentation, predict tiles of this side, and average where they overlap.
 
     Examples:
         >>> import undrift
@@ -110,7 +110,7 @@ def _average_few(
 
 
 def _sides(model: nn.Module, names: str | Sequence[str] | None, mode: Mode) -> list[ReversibleView]:
-    """Return the views of an image to ask, none where that is the image alone."""
+    """Return the views of an image to average over; none for the image alone."""
     sides = views_asked(model, names, own=mode == "full")
     if sides and mode == "fast":
         raise OptionError(f'views={names!r} with mode="fast": draws of one image are what it calibrates. Take one.')

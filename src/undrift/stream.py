@@ -56,50 +56,49 @@ def stream(
 ) -> "Stream":
     """Return an iterator that adapts the network batch by batch and yields one `Prediction` per batch.
 
-    A plain network with nothing else chosen takes the recipe `undrift`: noisy weights learn from an average of the
-    network's own past that looks at each image from several sides (see `Teacher`).
+    A plain network without further arguments uses the method `undrift`: noisy weights learn from an average of the
+    network's own past over several views of each image (see `Teacher`).
 
-    Each batch makes one step on paper eq. 3, with the images seen so far as the data size n:
+    Each batch takes one step on paper eq. 3, with the images seen so far as the data size n:
 
         mean over train_samples draws of likelihood(logits) + kl_weight · KL / n
 
-    Moving norm statistics move once per batch. Images with NaN or infinite values take no part; their answer is uniform
-    with label −1. A batch whose loss or gradient is not finite, or without a finite image, makes no step and leaves
-    nothing behind. `report` counts all of these. Batch statistics need more than one value per channel: a batch of one
-    image in front of a 1×1 map raises, and the stream goes on with the next batch. Between batches the network belongs
-    to the user: flags, noise and gradients are as before.
+    Moving norm statistics are updated once per batch. Images with NaN or infinite values are left out; their answer is
+    uniform with label −1. A batch without a finite image, loss or gradient takes no step and changes nothing. `report`
+    counts all of these. Batch statistics need more than one value per channel: a batch of one image in front of a 1×1
+    map raises an error, and the stream can continue with the next batch. Between batches you can use the network: its
+    flags, noise and gradients are as before.
 
     Args:
-        model: a plain network; or a perturbed one, to be adapted as its options say.
-        batches: an iterable of batches (a loader, a camera); labels are not looked at.
-        likelihood: what is asked, with a perturbed network; a callable of logits, or of logits and step. Default:
+        model: a plain network, or one from `undrift.perturb` with its options.
+        batches: an iterable of batches (a loader, a camera); labels are not read.
+        likelihood: the loss, with a perturbed network; a callable of logits, or of logits and step. Default:
             `undrift.entropy`.
-        method: a name of `undrift.methods.names("stream")`. It perturbs the plain network as that method does, and asks
-            what it asks. `Stream.remove()` gives the network back, as does the end of the Stream where nobody holds
-            its `model`. Default for a plain network: "undrift".
+        method: a name of `undrift.methods.names("stream")`, for a plain network. `Stream.remove()` restores the
+            network; so does deleting the Stream if nothing refers to its `model`. Default for a plain network:
+            "undrift".
         answer: "before", the noisy forward pass that gave the gradient; "after", one after the step; or "samples",
             test_samples draws after the step. Default: the option `answer`.
         lr: learning rate. Default: the option `stream_lr`.
-        episodic: start every batch from the state the stream started with, noise included. Default: as the method does,
-            else no.
-        guard: compare one batch in twelve with the source network, without labels; where the network has become worse,
-            go back to its last sound state, or to the source, and say so in `report.events`. Default: with `undrift`
+        episodic: start every batch from the stream's initial state, noise included. Default: the method's, else False.
+        guard: compare one batch in twelve with the source network, without labels; if the network has become worse,
+            restore its last sound state, or the source, and record it in `report.events`. Default: True with `undrift`
             and `undrift-light`.
         captured: on a GPU, record the gradient's computation as one CUDA graph, at the fourth batch of one size.
             Answers and steps are the same up to rounding. Likelihood and penalties have to be `recordable`.
-        gather: answer each batch at once, but make a step only on so many images together: for images that come one by
-            one. Answers are those of the network after its last step; those of a likelihood (ROID's prior, CoTTA's
-            views) need a batch, and are left out. What waits when the stream ends is not learned. `undrift` decides
-            this, and `balanced`, by itself.
-        balanced: with `gather`, make steps on a memory of so many images that holds as many of each predicted class,
+        gather: for single images: answer each batch at once, but take a step only on so many images together. The
+            network after its last step gives the answers; answers of a likelihood (ROID's prior, CoTTA's views) need a
+            batch and are not used. Images that wait when the stream ends are not learned from. `undrift` decides this,
+            and `balanced`, itself.
+        balanced: with `gather`, take steps on a memory of so many images with equally many of each predicted class,
             for streams whose classes come in runs. One more forward pass per step.
-        packs: domains that are known: packs, a folder of them, or a `Packs`; none of them (`packs=()`) makes the stream
-            know those that it meets. It starts from the pack that fits, and comes back to a known domain with what was
-            learned there. `Stream.domain` names it, `Stream.keep(path)` saves it. One more forward pass per batch.
-        keepers: what holds on to the source besides the KL (see `undrift.keep`).
+        packs: known domains: packs, a folder of them, or a `Packs`; with `packs=()` the stream remembers the domains
+            that it sees. It starts from the pack that fits, and restores what it learned when a known domain returns.
+            `Stream.domain` names the domain, `Stream.keep(path)` saves it. One more forward pass per batch.
+        keepers: what keeps the network near the source besides the KL (see `undrift.keep`).
         generator: with a plain network, makes the noise reproducible.
-        preprocess: with a plain network, what happens to an image before the network sees it; `classes`: their names.
-            Both are saved with the model.
+        preprocess: with a plain network, its preprocessing of images; `classes`: the names of its classes. Both are
+            saved with the model.
         progress: show a progress bar on a terminal.
         **settings: with a plain network, options and settings of the method's likelihood or keepers by name, such as
             `stream_lr=1e-4`.
@@ -117,7 +116,7 @@ def stream(
     check_batches(batches)
     if guard not in (None, True, False):
         raise OptionError(
-            f"guard={guard!r} is neither True nor False; needed: one of them. None is as the method does."
+            f"guard={guard!r} is neither True nor False; needed: one of them, or None for the method's default."
         )
     recipe = methods.chosen(method, "stream", model, likelihood, keepers)
     parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)

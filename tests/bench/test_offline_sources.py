@@ -76,7 +76,7 @@ def test_images_are_decoded_once_and_shared(pacs, tmp_path):
     file.write_bytes(b"damaged")
     with (
         pytest.warns(undrift.UndriftWarning, match="publishes 1670"),
-        pytest.raises(DataError, match="Delete it: it is made anew"),
+        pytest.raises(DataError, match="Delete it: it is made again"),
     ):
         Images(made_of, request)("photo")
 

@@ -297,7 +297,7 @@ def test_the_file_of_corrupted_images_is_used_again(tmp_path: Path) -> None:
     again = Corrupted(clean, cpu, tmp_path, None).held([("contrast", 5), ("contrast", 1)], 8)
     assert int((again != made).sum()) == 2
     next(tmp_path.iterdir()).write_bytes(b"")
-    with pytest.raises(undrift.DataError, match="made anew"):
+    with pytest.raises(undrift.DataError, match="made again"):
         Corrupted(clean, cpu, tmp_path, None).held([("contrast", 5), ("contrast", 1)], 8)
 
 

@@ -152,7 +152,10 @@ def test_flags_that_do_not_belong_together(run: Run, adapted: Path) -> None:
             ("adapt", "target", *MODEL, *out, "--likelihood", "entropy", "--beta", "0.3"),
             "--beta does not belong to entropy",
         ),
-        (("stream", "target", *MODEL, "--answers", "s.csv", "--likelihood", "shot"), "shot looks at a whole domain"),
+        (
+            ("stream", "target", *MODEL, "--answers", "s.csv", "--likelihood", "shot"),
+            "shot needs a pass over a whole domain",
+        ),
         (
             ("stream", "target", *MODEL, "--answers", "s.csv", "--domain", adapted, "--prior", "isotropic"),
             "beside --domain",

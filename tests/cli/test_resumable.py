@@ -70,12 +70,12 @@ def test_a_stopped_stream_goes_on_whatever_force_says(run: Run, begin: Begin, ag
     wanted, domain = Path("s.csv").read_bytes(), Path("o.safetensors").read_bytes()
     Path("s.state").unlink()
     Path("o.safetensors").write_bytes(b"old")
-    begin(*OUT, "--force")  # the state is gone: all starts anew
+    begin(*OUT, "--force")  # the state is gone: all starts over
     assert Path("o.safetensors").read_bytes() == b"old"
     found = run(*STREAM, *MODEL, *OUT, *again, "--json")
     assert found.code == 0, found.err
     assert "going on from s.state, after 12 of 30 images" in found.err
-    assert ("to start anew, remove s.state" in found.err) == bool(again)
+    assert ("to start over, remove s.state" in found.err) == bool(again)
     assert (Path("s.csv").read_bytes(), Path("o.safetensors").read_bytes()) == (wanted, domain)
 
 

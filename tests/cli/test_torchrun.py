@@ -78,7 +78,7 @@ def test_parts_that_are_finished_are_not_answered_again(run: Run, work: Path) ->
         assert other.code == 1
         assert f"they differ in {name}" in other.err
     Path("a.csv").unlink()
-    assert "Delete the folder to answer anew" in run(*PREDICT, *SLOW, "--parts", "3").err
+    assert "Delete the folder to answer again" in run(*PREDICT, *SLOW, "--parts", "3").err
 
 
 def test_parts_replace_no_file_of_somebody_else(run: Run, work: Path) -> None:
@@ -165,7 +165,7 @@ def test_torchrun_adapts_as_one_process_does(run: Run, work: Path) -> None:
         (("adapt", "nowhere", "--out", "b.safetensors"), 1, "there is no nowhere"),
         (("stream", "target", "--answers", "s.csv"), 2, "torchrun started 2 processes of undrift stream"),
         (("predict", "target", "--out", "a.csv"), 2, "--parts N, of which each takes the next"),
-        (("adapt", "target", "--out", "b.safetensors", "--method", "hcl"), 2, "looks at more of a step"),
+        (("adapt", "target", "--out", "b.safetensors", "--method", "hcl"), 2, "uses more of a step"),
     ],
 )
 def test_an_error_of_many_processes_is_printed_once(work: Path, words: tuple[str, ...], code: int, told: str) -> None:

@@ -71,7 +71,7 @@ def test_images_of_mixed_sizes_are_brought_to_one(run: Run) -> None:
 def test_advice_is_for_the_shell(run: Run) -> None:
     Path("own.checkpoint.pt").write_bytes(b"nothing")
     found = run(*TRAIN, "--out", "own.safetensors")
-    assert (found.code, "start anew with --no-resume" in found.err) == (1, True), found.err
+    assert (found.code, "start over with --no-resume" in found.err) == (1, True), found.err
     assert run(*TRAIN, "--out", "own.safetensors", "--no-resume").code == 0
     found = run(*TRAIN, "--out", "b.safetensors", "--batch-size", "100")
     assert (found.code, "Lower --batch-size to" in found.err) == (1, True), found.err

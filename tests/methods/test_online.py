@@ -1,4 +1,4 @@
-"""What all methods that adapt on a stream have in common: the source stays, a state goes on, an episode starts anew."""
+"""What all methods that adapt on a stream have in common: the source stays, a state goes on, an episode starts over."""
 
 import io
 from typing import Any

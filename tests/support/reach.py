@@ -1,8 +1,8 @@
 """Count the tests that reach into private modules, and the lines that patch something: python tests/support/reach.py.
 
 A module is reached by an import, or by dots (`undrift.posterior.state.restore`); -v names the files. Public is what the
-reference documents: `undrift`, the pages of its verbs, `images`, `likelihood`, `methods`, `keep`, `options`, the
-command line; and the packages of `undrift_bench` by the names that they export.
+reference documents: `undrift`, the pages of its verbs, `images`, `likelihood`, `methods`, `keep`, `options`,
+`shift`, the command line; and the packages of `undrift_bench` by the names that they export.
 """
 
 import ast
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 VERBS = ("perturb", "objective", "adapt", "stream", "predict", "evaluate")
-ROOMS = ("images", "images.corrupt", "likelihood", "methods", "keep", "options", "cli")
+ROOMS = ("images", "images.corrupt", "likelihood", "methods", "keep", "options", "cli", "shift")
 BENCH = ("bench", "data", "zoo", "train", "demo", "demo.__main__", "cli")
 DOTTED = re.compile(r"undrift(_bench)?([.][a-z_]+)+")
 PUBLIC = {"undrift", "undrift_bench", *(f"undrift.{n}" for n in VERBS + ROOMS), *(f"undrift_bench.{n}" for n in BENCH)}

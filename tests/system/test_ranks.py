@@ -107,7 +107,7 @@ def test_noise_of_windows_begins_at_the_images_own() -> None:
 @pytest.mark.parametrize(
     ("net", "likelihood", "what"),
     [
-        (convnet(), undrift.likelihood.Hcl(), "Hcl looks at more of a step"),
+        (convnet(), undrift.likelihood.Hcl(), "Hcl uses more of a step"),
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten()),
             undrift.entropy,

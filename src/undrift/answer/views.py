@@ -15,9 +15,9 @@ from torch import Tensor
 from undrift._errors import OptionError
 
 AUTO = "auto"
-SURE = 0.5  # the part of the images that is looked at: those that a network is surest of
+SURE = 0.5  # the part of the images that the test uses: the most confident ones
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
-LEAST = 64  # images that are looked at before a view is called safe
+LEAST = 64  # images that the test needs before it calls a view safe
 UNLIKE = 3.0  # below it in runs of one class of photographs, above it for digits (benchmarks/runs_by_views.py)
 
 
@@ -138,7 +138,7 @@ class SafeViews:
     """Decides without labels which views are safe, from a network's answers to images and to their views.
 
     The rule: of the half of the images whose answer is surest, 70 % must keep their label under the view, and of the
-    half whose view's answer is surest, 70 % must have it on the image too; at least 64 images are looked at. A network
+    half whose view's answer is surest, 70 % must have it on the image too; the test uses at least 64 images. A network
     that is unsure of everything passes no view. An image with a class per pixel counts by its means over pixels.
 
     Attributes:
@@ -157,11 +157,11 @@ class SafeViews:
 
     @property
     def seen(self) -> int:
-        """Images looked at so far."""
+        """Images tested so far."""
         return min((sum(map(len, found)) for found in self._found.values()), default=0)
 
     def agreement(self, view: str) -> float:
-        """Return the lower of both parts that keep their label; NaN before an image was looked at."""
+        """Return the lower of both parts that keep their label; NaN before the first image."""
         if not self._found[view]:
             return math.nan
         rows = torch.cat(self._found[view])

@@ -83,7 +83,7 @@ class AnswerLog:
         if (size, found) != (offset, checksum):
             raise DataError(
                 f"{path} is not what this stream wrote ({size:,} of {offset:,} bytes, or other content); needed: "
-                f"the unchanged file. Restore it; to start anew, remove {self.state} and give --force, which deletes "
+                f"the unchanged file. Restore it; to start over, remove {self.state} and give --force, which deletes "
                 f"the answers in {self.path}."
             )
 
@@ -155,7 +155,7 @@ class AnswerLog:
         except FileExistsError:
             raise
         except OSError as error:
-            anew = "" if self.state is None else f" To start anew, remove {self.state}."
+            anew = "" if self.state is None else f" To start over, remove {self.state}."
             raise DataError(
                 f"{self.path} cannot be opened ({error.strerror or error}); needed: a file for the answers. Check its "
                 f"folder and permissions, or restore it.{anew}"

@@ -99,7 +99,7 @@ def choose(
             )
         if loop == "stream" and likelihood.get("likelihood") == "shot":
             raise OptionError(
-                "--likelihood shot looks at a whole domain before each epoch, and a stream has none; needed: "
+                "--likelihood shot needs a pass over a whole domain before each epoch, and a stream has none; needed: "
                 "information, entropy or consistency. Choose one."
             )
         asked = make_likelihood(dict(likelihood), usual="entropy" if loop == "stream" else "shot")

@@ -62,12 +62,12 @@ class AnswerParts:
         if other:
             raise DataError(
                 f"{self.folder} holds parts of other answers (they differ in {', '.join(sorted(other))}); needed: the "
-                "same command in every process. Give another --out, or delete that folder to start anew."
+                "same command in every process. Give another --out, or delete that folder to start over."
             )
         if (self.folder / "joined").exists() and not self.out.exists():
             raise DataError(
                 f"{self.folder} says that {self.out} was written, and it is not there; needed: both or none. Delete "
-                "the folder to answer anew."
+                "the folder to answer again."
             )
 
     def batches_of(self, number: int) -> tuple[int, int]:

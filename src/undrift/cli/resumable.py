@@ -137,7 +137,7 @@ class StreamFiles:
             self._part += 1
         else:
             self.log.go_on(saved.offset, saved.checksum)
-        anew = f"; to start anew, remove {self.state}" if self.force else ""
+        anew = f"; to start over, remove {self.state}" if self.force else ""
         self.session.note(f"going on from {self.state}, after {saved.position:,} of {len(images):,} images{anew}")
 
     def note(self, left: InOrder, going: Stream, before: Saved | None, write: bool) -> None:

@@ -104,7 +104,7 @@ def read_state(path: Path) -> Saved | str:
     except OSError as error:  # it may be a state, so nothing may replace it
         raise DataError(
             f"{path} cannot be read ({error.strerror or error}); needed: the stream's state. Check its "
-            "permissions and the disk; to start anew, remove it."
+            "permissions and the disk; to start over, remove it."
         ) from error
     try:
         found: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -57,7 +57,7 @@ def items_of(loader: DataLoader[Item]) -> Iterator[Item]:
 def shared(images: Tensor) -> str:
     """Move a batch to where the main process will find it; return what is wrong where it has no room, else "".
 
-    A queue would do it too, in a thread that tells nobody of its errors: the main process would wait for ever.
+    A queue would do it too, but in a thread whose errors are lost: the main process would wait for ever.
     """
     worker = get_worker_info()
     if worker is None:

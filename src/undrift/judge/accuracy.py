@@ -62,11 +62,11 @@ class Helping:
         source: share of the images that the source network answers rightly.
         adapted: share that the adapted network does.
         gain: adapted − source. Only images that they answer differently count, so it is surer than its parts.
-        images: how many were looked at.
+        images: how many were used.
         classes: how many answers there are.
         agreement: share of images with the same answer.
         predicted: classes that the source network and the adapted network answer with.
-        views: how many views of each image were looked at.
+        views: how many views of each image were used.
     """
 
     source: Estimate

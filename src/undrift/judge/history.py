@@ -176,12 +176,12 @@ class History:
     ) -> int:
         """Write an HTML page about the adaptation, whole or not at all, and return its size in bytes.
 
-        With `images`, the network and its source are asked about some of them, and the page compares their answers.
+        With `images`, the page compares the answers of the network and of its source on some of them.
 
         Args:
             images: a tensor, a domain of `undrift.images`, or an iterable of batches: best those that were adapted to.
-            labels: their classes, in order. They are counted, and nothing learns from them.
-            most: ask about so many images at most, spread evenly over a tensor or a domain.
+            labels: their classes, in order, for the page alone.
+            most: use at most so many images, spread evenly over a tensor or a domain.
         """
         from undrift.judge.page.asking import compare
         from undrift.judge.page.document import write

@@ -147,7 +147,7 @@ def a_distance(
     left = [name for name in chosen if name in first and name in second]
     if not left:
         raise OptionError(
-            f"none of the {len(chosen)} layers looked at in {type(inner).__name__} has an output for each image; "
+            f"none of the {len(chosen)} layers examined in {type(inner).__name__} has an output for each image; "
             "needed: at least one that every pass calls, with as many rows for each image. Name submodules: layers=…"
         )
     count = min(len(seen[left[0]]) for seen in (first, second))

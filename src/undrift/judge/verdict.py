@@ -34,7 +34,7 @@ ALWAYS_SURE = 0.05
 """Mean entropy over ln(classes) that always counts as sure: half of a sure source's entropy is hard to reach."""
 
 POSITIONS = 64
-"""Pixels (or labels) of an image that a survey looks at, evenly spread, where a network answers each."""
+"""Pixels (or labels) of an image that a survey uses, evenly spread, if a network answers each."""
 
 _AT_ONCE = 2**22
 """Logits that a survey collects on the device before it copies them: 16 MB."""

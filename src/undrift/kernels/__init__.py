@@ -4,7 +4,7 @@
     out[n, o, p]   = y[n, o, p] + σ[o] · √plane[n, g(o), p] · ε  `add_noise`
 
 ε is a function of a key and of a position (`normal`), so that a backward pass can draw it again instead of keeping it.
-`add_layer_noise` does both lines in one autograd node if that is faster; `keys` makes a step's keys.
+`add_layer_noise` does both lines, in one autograd node if that is faster; `keys` makes a step's keys.
 
 There are three implementations. `reference` uses PyTorch's own operators; the others are tested against it. `cpu` works
 in pieces that stay in a core's cache. `triton` has the kernels: `layer` and `eager` launch them from uncompiled code,
@@ -12,8 +12,7 @@ in pieces that stay in a core's cache. `triton` has the kernels: `layer` and `ea
 """
 
 from undrift.kernels.choice import force
-from undrift.kernels.dispatch import add_layer_noise, add_noise, narrowed, share, square_sum
+from undrift.kernels.dispatch import add_layer_noise, add_noise, keys, narrowed, share, square_sum
 from undrift.kernels.epsilon import normal
-from undrift.kernels.step_keys import keys
 
 __all__ = ["add_layer_noise", "add_noise", "force", "keys", "narrowed", "normal", "share", "square_sum"]

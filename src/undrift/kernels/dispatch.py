@@ -1,5 +1,6 @@
 """The functions that layers call: each calls the implementation that `choice.choose` picks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,10 @@ from torch import Tensor
 
 from undrift.kernels import cpu, reference
 from undrift.kernels.choice import Path, choose, on_kernels
+from undrift.kernels.keys import keys_of
+from undrift.kernels.reference import box_filter
 from undrift.kernels.triton import layer
+from undrift.system.autocast import without_autocast
 
 
 def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor:
@@ -16,7 +20,7 @@ def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor
     Where it need not be `whole`, a linear layer's may come in parts (…, parts), for `add_noise` to add up.
     """
     path = choose(x)
-    how = _implementation(path)
+    how = _AT_HAND.get(path) or _imported(path)
     in_parts = path == "traced" and last and not whole and how.in_parts(x)
     total: Tensor = how.square_parts(x) if in_parts else how.square_sum(x, groups, last)
     return total
@@ -41,7 +45,8 @@ def add_noise(
     """
     path = choose(y, plane, log_var)
     hints = (handle, by_rows) if path == "traced" else ()
-    out: Tensor = _implementation(path).add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
+    how = _AT_HAND.get(path) or _imported(path)
+    out: Tensor = how.add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
     return out
 
 
@@ -55,22 +60,35 @@ def add_layer_noise(
     last: bool,
     pool: tuple[tuple[int, ...], ...],
     extra: float,
-    weight: Tensor | None = None,
-) -> Tensor | None:
-    """Return y with a layer's noise by a single autograd node; None where its steps have to be called one by one.
+    frozen: Callable[[], Tensor | None] = lambda: None,
+    handle: Tensor | None = None,
+    by_rows: bool = False,
+) -> Tensor:
+    """Return y with a layer's noise: the energy Σx² + extra, its sum over each output's window, and `add_noise`.
 
-    The energy Σx² + extra, its sum over each output's window, and the noise: few kernels on CUDA, uncompiled.
+    All in one autograd node with few kernels on CUDA, uncompiled.
 
     Args:
         pool: window, stride and padding of the box filter; () where a window is one input.
         extra: a constant energy at each position.
-        weight: frozen, where nothing but the layer's product of x with it (and a frozen bias) made y.
+        frozen: gives the layer's weight if y is just x's product with it (and a frozen bias) and both are frozen.
+        handle, by_rows: as in `add_noise`.
     """
-    if not on_kernels(y) or choose(y, x, log_var) != "triton":
-        return None
-    if not layer.fits(x, y, log_var):
-        return None
-    return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row, weight)
+    if on_kernels(y) and choose(y, x, log_var) == "triton" and layer.fits(x, y, log_var):
+        return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row, frozen())
+    with without_autocast(x.device):
+        energy = square_sum(x, groups, last, whole=extra != 0)
+        plane = box_filter(energy + extra if extra else energy, pool)
+        return add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
+
+
+def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
+    """Return the first keys of a step: one launch on a GPU instead of sixteen."""
+    if not count or not on_kernels(step) or choose(step, seed, dtypes=(torch.int64,)) != "triton":
+        return keys_of(seed, step, count)
+    from undrift.kernels.triton import launch
+
+    return launch.keys(seed, step, count)
 
 
 def share(log_vars: list[Tensor], groups: list[int], last: list[bool]) -> tuple[Tensor, tuple[Tensor, ...]] | None:
@@ -101,12 +119,11 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor | None:
     return traced.narrowed(x, dtype)
 
 
-def _implementation(path: Path) -> Any:
-    """Return the module whose `square_sum` and `add_noise` are to be called, imported where a machine needs it."""
-    if path == "plain":
-        return reference
-    if path == "cpu":
-        return cpu
+# The modules whose `square_sum` and `add_noise` are called; others are imported when a machine needs them.
+_AT_HAND: dict[str, Any] = {"plain": reference, "cpu": cpu}
+
+
+def _imported(path: Path) -> Any:
     if path == "operator":
         from undrift.kernels import operators
 

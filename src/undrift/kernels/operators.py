@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from undrift._errors import UndriftError
-from undrift.kernels import choice, cpu, operator_gradients, reference, step_keys
-from undrift.kernels.keys import GOLDEN
+from undrift.kernels import choice, cpu, operator_gradients, reference
+from undrift.kernels.keys import GOLDEN, keys_of
+from undrift.kernels.layout import FLOATS
 from undrift.system.private import recomputes_more
 
 
-def _launches(tensor: Tensor) -> bool:
-    """Return whether Triton's kernels serve it; where they should and cannot, that is said once."""
-    return tensor.is_cuda and choice.on_cuda(tensor) == "triton"
+def _launches(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = FLOATS) -> bool:
+    """Return whether Triton's kernels can serve this tensor; warn once if they should and cannot."""
+    return tensor.is_cuda and choice.on_cuda(tensor, dtypes) == "triton"
 
 
 @torch.library.custom_op("undrift::square_sum", mutates_args=())
@@ -95,7 +96,12 @@ def keys(seed: Tensor, step: Tensor, count: int, uses: int) -> Tensor:
     not keep; from the counter, which has moved by then, it would compute the next step's keys. An operator that it
     knows nothing of is by default not computed again: the keys themselves are kept.
     """
-    first = step_keys.keys(seed, step, count)
+    if count and _launches(step, (torch.int64,)):
+        from undrift.kernels.triton import launch
+
+        first = launch.keys(seed, step, count)
+    else:
+        first = keys_of(seed, step, count)
     return first + (torch.arange(uses, device=step.device) * GOLDEN)[:, None]
 
 

@@ -6,6 +6,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from undrift.kernels.epsilon import normal, normal_planes
@@ -27,6 +28,14 @@ def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     if groups == 1:
         return x.square().sum(1, keepdim=True)
     return x.square().unflatten(1, (groups, -1)).sum(2)
+
+
+def box_filter(plane: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:
+    """Return the sum over each window, given its size, stride and padding; () is a window of one input."""
+    if not pool:
+        return plane
+    window, stride, padding = pool
+    return F.avg_pool2d(plane, window, stride, padding, divisor_override=1)
 
 
 def add_noise(

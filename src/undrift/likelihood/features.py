@@ -108,6 +108,6 @@ def look(model: Perturbed, batches: Batches, name: str | None) -> tuple[Tensor, 
             features, probs = (model.key.whole(each) for each in (latest(seen, name), logits.softmax(1)))
             parts.append((indices.cpu(), features, probs))
     if not parts:
-        raise DataError("the domain has no batch; a likelihood that looks at it needs at least one image. Check it.")
+        raise DataError("the domain has no batch; a likelihood that reads it needs at least one image. Check it.")
     indices, features, probs = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return indices, features, probs

@@ -71,8 +71,8 @@ class Hcl(SeesFeatures):
         """Move G_m and return the loss of one batch; None if no image has a label."""
         if step.indices is None or self._seen is None or self.labels is None or self.weights is None:
             raise OptionError(
-                "Hcl has no pseudo-labels for this batch; it looks at a whole domain before the first epoch, and at "
-                "the features of each batch. Use it with undrift.adapt."
+                "Hcl has no pseudo-labels for this batch; it needs a pass over the domain before the first epoch, and "
+                "reads the features of each batch. Use it with undrift.adapt."
             )
         queries = latest(self._seen, self.features)
         self._undo()  # drop what a step left that was not made, or another draw of this step

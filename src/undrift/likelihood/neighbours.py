@@ -71,7 +71,7 @@ class Remembering(SeesFeatures, ABC):
         """Return the batch's indices, its normalised features without gradient, and its softmax with gradient."""
         if step.indices is None or self._seen is None or self.banks.features is None:
             raise OptionError(
-                f"{type(self).__name__} has no banks for this batch; it looks at a whole domain before the first "
+                f"{type(self).__name__} has no banks for this batch; it needs a pass over the domain before the first "
                 "epoch, and at the features of each batch. Use it with undrift.adapt."
             )
         self.banks.undo()  # drop what a step left that was not made, or another draw of this step

@@ -78,8 +78,8 @@ class Shot:
         """Return the loss of one batch."""
         if step.indices is None or self.labels is None:
             raise OptionError(
-                "Shot has no pseudo-labels for this batch; it looks at a whole domain before each epoch. Use it with "
-                "undrift.adapt; in a stream, take undrift.Information()."
+                "Shot has no pseudo-labels for this batch; it needs a pass over the whole domain before each epoch. "
+                "Use it with undrift.adapt; in a stream, take undrift.Information()."
             )
         labels = self.labels[step.indices].to(logits.device, non_blocking=True)
         known = (labels >= 0).sum().clamp_min(1)  # a batch may have no label

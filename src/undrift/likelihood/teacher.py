@@ -22,7 +22,7 @@ from undrift.posterior.perturbed import Perturbed
 
 SHARPNESS = 3.0  # of the weights of the likelihood ratio, as ROID's
 COMPARED = 64
-"""Images of a batch that are asked again, without its statistics, at most."""
+"""Images of a batch to predict again without its statistics, at most."""
 
 
 class Teacher:
@@ -52,8 +52,8 @@ class Teacher:
         most_views: how many of them are used at most, mirror images first; 1 saves two of four passes.
         other: look at a second draw, of another view; without it a step takes half of the time.
         share: of the mean network in the answer; 0 saves two passes.
-        replay: images to keep of those that the teacher was sure of; a step looks at as many of them as it has images.
-            They are part of a stream's state, so a saved stream then holds images. Answers per pixel keep none.
+        replay: images to keep of those that the teacher was confident about; a step uses as many of them as it has
+            images. They are part of a stream's state, so a saved stream then holds images. Answers per pixel keep none.
         certainty: weight of the likelihood ratio, which asks answers to become surer; it costs calibration.
         prior_images: N₀, how many images the source's norm statistics are worth at least; 0 has the teacher normalise
             by each batch alone, as the network does in a step.

@@ -137,7 +137,7 @@ def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
 
 @contextmanager
 def given_back(model: Perturbed) -> Iterator[None]:
-    """Take the perturbation off where a `with` block fails: nobody else has the model of a named method then."""
+    """Remove the perturbation if a `with` block fails: with a named method the user has no model to do so."""
     try:
         yield
     except BaseException:

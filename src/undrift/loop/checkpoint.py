@@ -79,7 +79,7 @@ def read(path: str | os.PathLike[str], identity: Mapping[str, Any]) -> Checkpoin
 def _facts(path: str | os.PathLike[str], found: str) -> str:
     return (
         f"{path} is not a checkpoint that adapt can read ({found}); needed: a whole file that this version of undrift "
-        "wrote. Give another path, or delete the file to start anew."
+        "wrote. Give another path, or delete the file to start over."
     )
 
 
@@ -94,7 +94,7 @@ def _compare(path: str | os.PathLike[str], theirs: Mapping[str, Any], ours: Mapp
     if differences:
         raise PerturbationMismatch(
             f"{path} is the checkpoint of another run ({'; '.join(differences[:4])}); a run resumes only with the same "
-            "network, options, data and epochs. Use those, give another path, or delete the file to start anew."
+            "network, options, data and epochs. Use those, give another path, or delete the file to start over."
         )
 
 

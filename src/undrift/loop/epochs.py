@@ -32,7 +32,7 @@ class Run:
     """One adaptation, from its first step or from a checkpoint to its verdict.
 
     Args:
-        lent: whether the network is given back where this fails, and nobody has the model then.
+        lent: whether a failure restores the plain network, because the user has no model.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -
         return None
     if episodic:
         raise OptionError(
-            f"gather={least} was given to an episodic stream, which starts anew with every batch; needed: a stream "
+            f"gather={least} was given to an episodic stream, which starts over with every batch; needed: a stream "
             "that remembers more than one. Give episodic=False, or leave gather out."
         )
     if (split := model.options.stream_split) is not None:

@@ -82,7 +82,7 @@ class Gradient:
             mean over draws of likelihood(logits) + kl_term(size) + penalties
 
         Args:
-            size: the data size of the bound; a tensor is not looked at.
+            size: the data size of the bound; a tensor is not checked.
             places: of the images in their data set (over epochs).
             progress: the part of all steps that is done (over epochs).
             climbed: whether this is the second gradient of a step with the option `climb`.
@@ -153,6 +153,6 @@ class Gradient:
         return kl
 
     def _beside(self, images: Tensor) -> Tensor:
-        """Return logits for a likelihood that looks at more images: no statistics move."""
+        """Return logits for a likelihood that needs more images; update no statistics."""
         with beside_a_step(self.model, self.model.key.noisy):
             return forward(self.model, images)

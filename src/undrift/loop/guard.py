@@ -31,7 +31,7 @@ from undrift.posterior.layers import evaluating
 from undrift.posterior.state import keeping_noise
 
 EVERY = 12
-"""One batch in so many is looked at; all of them while there is doubt."""
+"""Check one batch in so many; all of them while there is doubt."""
 
 WINDOW, LEAST = 200, 32
 """Images that a judgement looks back on, and those that it needs."""
@@ -90,7 +90,7 @@ class Guard:
         with keeping_noise(self.model.key):
             source = self._look(images, own)
         why, sound_state = self._judge()
-        # While there is doubt, every batch is looked at.
+        # While there is doubt, every batch is checked.
         self._skip = 0 if why is not None or sound_state is False else (EVERY - 1) * len(images)
         if why is None:
             if sound_state:

@@ -16,7 +16,7 @@ VALUES = 2**25
 """Values kept at most: 128 MB of float32, 222 images of 224 × 224."""
 
 TOGETHER = 16
-"""Images that are asked together at least, as norm layers may see the batch; where pixels have answers, one is many."""
+"""Images to predict together at least, as norm layers may use the batch; in segmentation one image is enough."""
 
 EVERY = 4
 """One image in so many takes the place of the oldest, so that a run of one class does not fill the sample soon."""

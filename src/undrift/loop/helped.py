@@ -20,10 +20,10 @@ from undrift.posterior.seeds import Key
 from undrift.posterior.state import beside_a_step, keeping_noise, noisy_statistics, one_pass
 
 MOST, LEAST = 500, 128
-"""Images that are looked at: 500 give a standard error of two points."""
+"""Images in the sample: 500 give a standard error of two points."""
 
 SHARE = 8
-"""One of so many images that were learned from is looked at, in eight passes at most: a third of training's cost."""
+"""One of so many images learned from is in the sample; eight passes at most, a third of training's cost."""
 
 VALUES = 2**26
 """Values that a sample holds at most: 256 MB of float32, 445 images of 224 × 224."""
@@ -136,7 +136,7 @@ def source_answers(
 @contextmanager
 def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
     # A stream answers with the mean network. Noise would cost it answers that were right, as no draws are averaged
-    # here; only averages that noisy steps moved fit it no other way, and "train" looks at the batch instead.
+    # here; only averages that noisy steps moved fit it no other way, and "train" uses the batch instead.
     kept = model.options.norm_statistics != "train"
     with keeping_noise(model.key), beside_a_step(model, noisy=kept and noisy_statistics(model)):
         yield model

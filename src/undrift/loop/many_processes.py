@@ -24,7 +24,7 @@ def refuse_undivided(model: Perturbed, likelihood: Likelihood, keepers: Sequence
     unchecked = [type(keeper).__name__ for keeper in keepers if not getattr(keeper, "divisible", False)]
     untracked = [n for n, m in model.net.named_modules() if isinstance(m, BatchNorm) and m.running_mean is None]
     reasons = {
-        f"{name} looks at more of a step than logits, places and features": not getattr(likelihood, "divisible", False),
+        f"{name} uses more of a step than logits, indices and features": not getattr(likelihood, "divisible", False),
         f"{', '.join(unchecked)} was not checked with several": bool(unchecked),
         'mean_start="gradient" looks at a gradient before it is summed': (
             model.options.mean_start == "gradient" and bool(model.low_rank)

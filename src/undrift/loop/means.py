@@ -13,10 +13,10 @@ from undrift.posterior.state import fill_likelihood, keeping_step, likelihood_st
 def turn_to_gradient(model: Perturbed, likelihood: object, gradient: Callable[..., Any]) -> None:
     """Turn each V to the singular vectors of the weights' first gradient, for the option `mean_start="gradient"`.
 
-    The batch is looked at once more for that, without moving statistics, noise or the likelihood.
+    This takes one more pass over the batch, without changing statistics, noise or the likelihood.
 
     Args:
-        gradient: leaves the gradient of the first batch.
+        gradient: computes the gradient of the first batch.
     """
     changes = model.changes()
     if any(bool(change.left.any()) for change in changes):

@@ -34,7 +34,7 @@ All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes 
 layers its means are far away; and a network may answer it with few classes."""
 
 CALM = 10
-"""So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
+"""So many steps without doubt end a time of runs in the report; every batch is judged by itself."""
 
 
 def misleading(doubt: Doubt, runs: bool = False) -> bool:

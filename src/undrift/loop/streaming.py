@@ -257,7 +257,7 @@ class Stream(Iterator[Prediction]):
     def record(self, names: Callable[[], Sequence[str]] | None = None) -> Recording:
         """Keep from now on what `page` shows: a curve, confidences, a few images; at most 1 MB, however long it runs.
 
-        The source network is asked about the first batches and every eighth after them, to compare with. Answers and
+        The source network also answers the first batches and every eighth after them, for comparison. Answers and
         steps are the same bit for bit. On a GPU each batch waits for its answers.
 
         Args:

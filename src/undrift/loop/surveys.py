@@ -23,13 +23,13 @@ from undrift.system.randomness import Randomness
 
 
 class Surveys:
-    """What one pass over the domain said, by epoch, and the adapted state of the epoch it likes best.
+    """The surveys of the domain by epoch, and the adapted state of the best epoch.
 
     Attributes:
         found: surveys by epoch; 0 is the source network.
         answers: by place, of the "source" network, and of the "last" survey.
-        best_epoch: the epoch whose state is `best`; 0 where none is kept.
-        views: the views that were found safe; None where nobody asked.
+        best_epoch: the epoch whose state is `best`; 0 if none is kept.
+        views: the views that were found safe; None if they were not tested.
         helping: whether adaptation helped; None before `settle_helping`.
     """
 
@@ -58,7 +58,7 @@ class Surveys:
             self.found[0], self.answers["source"] = self._survey(ask, failed)
 
     def look(self, epoch: int, failed: Failed) -> tuple[Survey, Tensor]:
-        """Return what the network says after an epoch, beside its source and the epoch before, and its answers."""
+        """Return the survey after an epoch, which compares it with the source and the epoch before, and the answers."""
         with one_pass(self.model):
             self.model.key.step.zero_()  # the same noise in each survey: else it, too, would change answers
             now, answers = self._survey(lambda images: forward(self.model, images), failed)
@@ -69,21 +69,21 @@ class Surveys:
         return now, answers
 
     def keep(self, epoch: int, now: Survey, answers: Tensor) -> None:
-        """Keep what `look` found, and the network's state where it looks best so far."""
+        """Keep what `look` found, and the network's state if it is the best so far."""
         self.found[epoch], self.answers["last"] = now, answers
         if self.keep_best and (self.best_epoch == 0 or better(self.found[0], now, self.found[self.best_epoch])):
             self.best_epoch, self.best = epoch, snapshot(self.model)
 
     def put_best_back(self, epoch: int) -> None:
-        """Give the network the best epoch's state, where that is wanted and this one is another; noise goes on."""
+        """Restore the best epoch's state, if that is wanted and differs; noise continues."""
         if self.keep_best and self.best_epoch != epoch:
             key = {"key.seed": self.model.key.seed.clone(), "key.step": self.model.key.step.clone()}
             restore(self.model, self.best | key)
 
     def know_domain(self, failed: Failed) -> None:
-        """Let the model's pack know its domain: moments that a router compares, statistics to answer single images by.
+        """Collect what the model's pack holds of its domain: moments for the router, statistics for single images.
 
-        Most of it is known from the survey of the source network; not in a run that resumed, nor of a compiled network.
+        The survey of the source network has collected the moments, except in a resumed run or a compiled network.
         """
         by_batch = any(policy.statistics == "batch" for policy in self.model.norms)
         if knows(self.model) and not by_batch:
@@ -100,9 +100,9 @@ class Surveys:
                 self.model.facts[KEPT_STATISTICS] = True
 
     def settle_views(self, failed: Failed) -> None:
-        """Decide by the adapted network which views it answers over, where that is left open ("auto").
+        """Choose the views to answer over with the adapted network, if the option is "auto".
 
-        The test asks of the whole domain, as images of one class may come together; the views that pass replace "auto".
+        The test uses the whole domain, as images of one class may come together; the views that pass replace "auto".
         """
         if self.model.options.answer_views == (AUTO,):
             self.views = self.safe_views(failed)

@@ -48,7 +48,7 @@ class Unlabelled(Protocol):
 
 
 def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict: bool = True) -> Unlabelled:
-    """Return the domain of what a user gives as unlabelled images; labels are not looked at.
+    """Return the domain of what a user gives as unlabelled images; labels are not read.
 
     Args:
         data: a DataLoader, a Dataset, a tensor, an undrift.images domain, a list of batches, or another iterable that
@@ -155,7 +155,7 @@ def _placed(
 
 
 class _OfIterable:
-    """Batches in somebody else's order; an image's place is its position in the pass."""
+    """Batches in the order of a user's iterable; an image's index is its position in the pass."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = batches

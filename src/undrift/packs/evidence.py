@@ -39,10 +39,10 @@ class DomainMoments:
     """Mean and variance of a domain, at the inputs of the source network's norm layers.
 
     Attributes:
-        layers: the layers, in the order of the pass, and how many channels of each are looked at.
+        layers: the layers, in the order of the pass, and how many channels of each are used.
         mean: of all these channels, one row.
         var: over positions and images.
-        images: how many they were taken from; 0 for a network's own running statistics, whose number nobody knows.
+        images: how many they were taken from; 0 for a network's own running statistics, which do not say.
         level: the mean evidence of the domain's own images; `spread`: its standard deviation. None where unknown.
         weights: of the layers, where the domain is compared with the source; they sum to 1. None: all the same.
         threshold: how much nearer than the source an image has to be, with these weights; 0 or less.

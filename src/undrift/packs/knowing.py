@@ -26,7 +26,7 @@ def knows(model: Perturbed) -> bool:
 
 @contextmanager
 def knowing(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None]]:
-    """Gather moments while the source network looks at a domain; call what this gives after each pass.
+    """Gather moments during passes of the source network; call the yielded function after each pass.
 
     Args:
         eager: whether the passes are of the network itself where it is compiled, whose graph hears of no new hooks.

@@ -12,11 +12,11 @@ from undrift.posterior.norm import KINDS
 from undrift.posterior.select import plain_name
 
 CHANNELS = 32
-"""How many channels of each layer are looked at, evenly spaced; all of them tell no more."""
+"""How many channels of each layer are used, evenly spaced; all of them tell no more."""
 
 
 def looked_at(channels: int) -> list[int]:
-    """Return which channels of a layer are looked at."""
+    """Return which channels of a layer are used."""
     count = min(channels, CHANNELS)
     return [number * channels // count for number in range(count)]
 
@@ -26,7 +26,7 @@ class ImageMoments:
     """Moments of a batch, image by image, at the inputs of some norm layers.
 
     Attributes:
-        layers: the layers, in the order of the pass, and how many channels of each were looked at.
+        layers: the layers, in the order of the pass, and how many channels of each were used.
         mean: over the positions of an image: images × all layers' channels.
         var: the same; NaN where a channel has one position only.
     """

@@ -19,7 +19,7 @@ class Routed(Prediction):
         choice: number of the pack that answered each image.
         nearest: number of the pack that each image is nearest to; another one than `choice` where that is too far.
         evidence: images × packs, how far an image is from a pack's domain, in the logarithm of a KL; the smaller the
-            nearer. NaN for a pack without moments, and where nobody looked (`with packs.using(…)`).
+            nearer. NaN for a pack without moments, and without routing (`with packs.using(…)`).
         sigmas: the same in standard deviations over the pack's own images; NaN for the source, which has none.
         known: whether some pack, or the source, knows the image; otherwise the source answered.
     """

@@ -87,7 +87,7 @@ class Routing:
             return next(self._sessions[name].each([images], None, ask))
 
     def _nowhere(self, images: Tensor, count: int, number: int) -> Routes:
-        """Return routes that nobody looked for."""
+        """Return routes without evidence, for a pack chosen by name."""
         none = torch.full((count, len(self.packs)), torch.nan, device=images.device)
         choice = torch.full((count,), number, device=images.device)
         return Routes(none, none, choice, choice, torch.ones_like(choice, dtype=torch.bool))

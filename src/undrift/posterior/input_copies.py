@@ -20,7 +20,7 @@ class Inputs:
 
     Attributes:
         copied: whether each pass gets copies: the network writes into them.
-        known: whether a pass has been looked at.
+        known: whether a pass has been checked.
     """
 
     def __init__(self) -> None:

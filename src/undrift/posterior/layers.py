@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from undrift.kernels.reference import box_filter
 from undrift.system.interrupts import surely
 from undrift.system.private import ConvNd, ConvTransposeNd
 
@@ -229,10 +230,7 @@ def box(layer: nn.Module, plane: Tensor, output_shape: torch.Size) -> Tensor:
         assert isinstance(layer, ConvNd)
         window = plane.new_ones(layer.groups, 1, *layer.kernel_size)
         return apply(layer, plane, window, output_shape, groups=layer.groups)
-    if not how:
-        return plane
-    window_size, stride, padding = how
-    return F.avg_pool2d(plane, window_size, stride, padding, divisor_override=1)
+    return box_filter(plane, how)
 
 
 def pool(layer: nn.Module) -> tuple[tuple[int, ...], ...] | None:

@@ -81,7 +81,7 @@ class Noise(nn.Module):
         if compiling:
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
-        out = self._add(layer, x, y, log_var, key.to(x.device), self.key.first_row(y.shape[0]))
+        out = self._add(layer, x, y, log_var, key.to(x.device), state.first_row(y.shape[0]))
         return out if batched else out.squeeze(0)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -113,7 +113,7 @@ class Noise(nn.Module):
         """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
 
         Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
-        are one tensor of that precision. The product that the layer has made is not looked at again: no kernel is made
+        are one tensor of that precision. The product that the layer has made is not used again, so no kernel is made
         for it.
         """
         # Somebody else may have changed y, or made it otherwise.
@@ -133,22 +133,20 @@ class Noise(nn.Module):
                 noise = std * normal(key, y.shape, first_row).to(std.dtype)
                 # Noise in float32, cast last: autocast must not turn its outputs into float32.
                 return y + noise.to(y.dtype)
-        last, groups = layers.channels(layer)
+        (last, groups), pool = layers.channels(layer), layers.pool(layer)
         if self.energy == "centred":
             x = centred(layer, x)
-        pool = layers.pool(layer)
-        if pool is not None:
-            extra = self._constant(x, groups, last)
-            weight = self._factor(layer, x, last)
-            out = add_layer_noise(x, y, log_var, key, first_row, groups, last, pool, extra, weight)
-            if out is not None:
-                return out
-        # What widens vectors mostly comes after a layer norm, which goes by rows: q, k, v; hidden units.
+        handles = self._key[0].handles
+        handle = None if handles is None else handles[self.number]
+        if pool is None:
+            with without_autocast(x.device):
+                plane = self._plane(layer, x, y.shape)
+                return add_noise(y, plane, log_var, key, first_row, groups, last, handle)
+        extra = self._constant(x, groups, last) if self.energy == "offset" else 0.0
+        # A layer that widens vectors mostly follows a layer norm, which goes by rows: q, k, v; hidden units.
         by_rows = last and y.shape[-1] > x.shape[-1]
-        handle = None if self.key.handles is None else self.key.handles[self.number]
-        with without_autocast(x.device):
-            plane = self._plane(layer, x, y.shape, whole=False)
-            return add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
+        how = (first_row, groups, last, pool, extra)
+        return add_layer_noise(x, y, log_var, key, *how, lambda: self._factor(layer, x, last), handle, by_rows)
 
     def _factor(self, layer: nn.Module, x: Tensor, last: bool) -> Tensor | None:
         """Return the frozen weight that y is x's product with, where noise and product are to give x one gradient.
@@ -171,20 +169,17 @@ class Noise(nn.Module):
         sigma_squared = by_channel(self.log_var.exp().to(plane.dtype), output_shape, last)
         return sigma_squared * spread(plane, output_shape, groups, last)
 
-    def _plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size, whole: bool = True) -> Tensor:
-        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output.
-
-        Where it need not be `whole`, it may come in parts for `add_noise`.
-        """
+    def _plane(self, layer: nn.Module, x: Tensor, output_shape: torch.Size) -> Tensor:
+        """Return the energy under each output's window, summed over a group's channels: batch, groups, *output."""
         last, groups = layers.channels(layer)
-        energy = square_sum(x, groups, last, whole or self.energy == "offset")
+        energy = square_sum(x, groups, last)
         if self.energy == "offset":
             energy = energy + self._constant(x, groups, last)
         return layers.box(layer, energy, output_shape)
 
     def _constant(self, x: Tensor, groups: int, last: bool) -> float:
         """Return what the energy "offset" adds at each position."""
-        return self.offset * (x.shape[-1] if last else x.shape[1] // groups) if self.energy == "offset" else 0.0
+        return self.offset * (x.shape[-1] if last else x.shape[1] // groups)
 
     def draw(self, layer: nn.Module, shape: torch.Size, key: Tensor | None = None) -> Tensor:
         """Return one Δw, the same for every use of the weight in this step."""

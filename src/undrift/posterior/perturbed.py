@@ -171,11 +171,11 @@ class Perturbed(nn.Module):
         return self.net
 
     def give_back(self) -> None:
-        """Let the network have itself back once nobody holds this perturbed network any more."""
+        """Restore the network when nothing refers to this perturbed network any more."""
         weakref.finalize(self, self._attached.remove).atexit = False
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
-        """Start the noise anew: the same seed gives the same noise, step by step."""
+        """Restart the noise: the same seed gives the same noise, step by step."""
         self.key.reseed(generator_or_seed(generator))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Key(nn.Module):
         self.reseed(generator)
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:
-        """Start the noise anew from a generator, from a number, or from torch's global generator."""
+        """Restart the noise from a generator, a number, or torch's global generator."""
         if isinstance(generator, int):
             generator = torch.Generator().manual_seed(generator)
         self.seed.copy_(drawn_seed(generator))
@@ -162,8 +162,8 @@ class Key(nn.Module):
             self.step.add_(1)
             self.calls, self.stale = {}, False
             self.current = self._keys() if self.noisy else None  # the mean network asks for no key
-        # A checkpoint around the whole network calls its root again in the backward pass.
-        self.current = self.replay.once(lambda: self.current)
+        if not self.replay.runs_once():  # a checkpoint around the whole network calls its root again, backwards
+            self.current = self.replay.once(lambda: self.current)
 
     def end(self, _net: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
         """Close the step; after the first, name the layers that the forward pass never called."""

@@ -75,7 +75,7 @@ def sweep(path: str | os.PathLike[str]) -> None:
     rest = re.compile(rf"\.{re.escape(place.name)}\.[0-9a-f]{{8}}\.tmp")
     if len(place.name) > SHOWN:  # the shortened name could be another file's
         return
-    with contextlib.suppress(OSError):  # a leftover harms nobody
+    with contextlib.suppress(OSError):  # a leftover does no harm
         for beside in [found for found in place.parent.iterdir() if rest.fullmatch(found.name)]:
             with contextlib.suppress(OSError):
                 discard(beside)

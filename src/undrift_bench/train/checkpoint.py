@@ -118,12 +118,12 @@ def restore(path: Path, run: Mapping[str, Any], loop: Loop) -> tuple[Best, list[
     except UNREADABLE as error:
         raise DataError(
             f"{path} is not a checkpoint that can be read ({type(error).__name__}); needed: one that `undrift train` "
-            "wrote. Delete it, or start anew with resume=False."
+            "wrote. Delete it, or start over with resume=False."
         ) from error
     if version != VERSION:
         raise DataError(
             f"{path} is a checkpoint of version {version}; needed: version {VERSION}. Finish that run with the undrift "
-            "that started it, or start anew with resume=False."
+            "that started it, or start over with resume=False."
         )
     known = {name: value for name, value in run.items() if name in found or name not in LATER}
     if found != known:
@@ -131,7 +131,7 @@ def restore(path: Path, run: Mapping[str, Any], loop: Loop) -> tuple[Best, list[
         shown = "; ".join(f"{name} was {_short(found.get(name))}, is {_short(run.get(name))}" for name in names[:4])
         raise DataError(
             f"{path} belongs to another run ({shown}); needed: the checkpoint of this one. Call with the old settings "
-            "and images to finish that run, write to another file, or start anew with resume=False."
+            "and images to finish that run, write to another file, or start over with resume=False."
         )
     try:
         loop.network.load_state_dict(content["network"], strict=True)
@@ -139,7 +139,7 @@ def restore(path: Path, run: Mapping[str, Any], loop: Loop) -> tuple[Best, list[
     except (RuntimeError, ValueError) as error:  # the user's own network: its class is the same, its layers are not
         raise DataError(
             f"{path} was written for other layers than this network has ({str(error).splitlines()[0]}); needed: the "
-            "network that the run began with. Pass that one, or start anew with resume=False."
+            "network that the run began with. Pass that one, or start over with resume=False."
         ) from error
     return Best(**content["best"]), [Epoch(**row) for row in content["history"]]
 

@@ -107,7 +107,7 @@ class Loop:
         if mean_loss != mean_loss or mean_loss == float("inf"):
             raise OptionError(
                 f"the loss of epoch {epoch + 1} is {mean_loss} at a learning rate of {rate:g}; needed: a finite one. "
-                f"Lower lr (it was {options.lr:g}), and start anew with resume=False."
+                f"Lower lr (it was {options.lr:g}), and start over with resume=False."
             )
         share = right.item() / (self.steps * options.batch_size)
         due = (epoch + 1) % options.evaluate_every == 0 or epoch + 1 == options.epochs

@@ -83,7 +83,7 @@ def train_source(
         validation: images to choose the best epoch by; None splits `options.held_out` off the domain, which
             `undrift.images.split(domain, held_out, seed)` gives again.
         device: "auto" takes a GPU where there is one.
-        resume: go on from a checkpoint; False starts anew.
+        resume: go on from a checkpoint; False starts over.
         overwrite: replace a finished `out` and its curve.
         watch: called with each epoch's figures.
         workers: processes that decode images; None takes as many as there are cores.

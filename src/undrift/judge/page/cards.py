@@ -12,7 +12,7 @@ from undrift.judge.page import charts
 from undrift.judge.page.charts import Axis, Mark
 from undrift.judge.page.document import Card
 from undrift.judge.page.markup import number, percent, text
-from undrift.judge.page.recording import AnswerCounts, CurvePoint, Recording, ShownImage
+from undrift.judge.page.recording import CurvePoint, Recording, ShownImage
 from undrift.judge.page.thumbnail import data_uri
 from undrift.packs.domain_file import Sigma
 
@@ -337,11 +337,6 @@ def _at(mark: Mark) -> float:
 
 def _class_name(names: Sequence[str] | None, label: int) -> str:
     return names[label] if names is not None and 0 <= label < len(names) else f"class {label}"
-
-
-def counts_of(found: AnswerCounts) -> list[float]:
-    """Return the answers of each class."""
-    return list(map(float, found.classes))
 
 
 def images_until(points: Sequence[CurvePoint]) -> list[tuple[int, int]]:

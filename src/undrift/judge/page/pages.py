@@ -26,7 +26,7 @@ ESTIMATED = "Share of right answers, estimated without labels"
 _KINDS = {"domain changed": "domain", "went back": "acted", "source answers": "acted"}
 """What the page takes events of a stream for; all others are notes."""
 
-SURENESS = "Mean confidence of the answers. It is not accuracy: without labels nobody knows how many are right."
+SURENESS = "Mean confidence of the answers. It is not accuracy: without labels it is unknown how many are right."
 
 
 def of_history(history: "History", seen: Recording | None = None, tallies: tuple[Tally, Tally] | None = None) -> str:

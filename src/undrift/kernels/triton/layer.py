@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from undrift.kernels.layout import FLOATS, Seen, dense_and_seen
+from undrift.kernels.reference import box_filter
 from undrift.kernels.triton import launch, tiles, windows
 from undrift.kernels.triton.launch import Launch, Noises, Sums
 from undrift.kernels.triton.windows import Pulls, Windows
@@ -93,7 +93,7 @@ class _LayerNoise(Function):
                     plan.windowed(y, energy, log_var, key, out, plane)
                 else:
                     energy = energy.view(plan.energy)
-                    plane = _filtered(energy + plan.extra if plan.extra else energy, geometry.pool)
+                    plane = box_filter(energy + plan.extra if plan.extra else energy, geometry.pool)
                     plan.noises.add(y, plane, log_var, key, out)
         ctx.save_for_backward(x if ctx.needs_input_grad[0] else None, plane, log_var, key, weight)
         ctx.rest = of_x, geometry, first_row
@@ -148,13 +148,6 @@ def _of_product(grad: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> 
         grad, x.to(grad.dtype), weight, None, *how, (True, False, False)
     )[0]
     return found if found.stride() == x.stride() else torch.empty_like(x, dtype=found.dtype).copy_(found)
-
-
-def _filtered(energy: Tensor, pool: tuple[tuple[int, ...], ...]) -> Tensor:
-    if not pool:
-        return energy
-    window, stride, padding = pool
-    return F.avg_pool2d(energy, window, stride, padding, divisor_override=1)
 
 
 def _spread_back(grad: Tensor, energy: tuple[int, ...], pool: tuple[tuple[int, ...], ...]) -> Tensor:

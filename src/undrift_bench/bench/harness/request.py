@@ -66,7 +66,7 @@ class Request:
     Attributes:
         data: the folder of the data sets.
         results: the folder for cells, tables and figures.
-        cache: a folder for corrupted images, so that they are made once; None makes them anew.
+        cache: a folder for corrupted images, so that they are made once; None makes them again.
         only: rows, by their or their method's names; empty is all.
         tier: "A", "B" or None, both.
         seeds: how many, from 0 up.

@@ -109,12 +109,12 @@ def _read_frames(place: Path) -> tuple[torch.Tensor, torch.Tensor]:
             images, labels = found["images"], found["labels"]
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise DataError(
-            f"{place} cannot be read ({error}); needed: decoded images. Delete it: it is made anew."
+            f"{place} cannot be read ({error}); needed: decoded images. Delete it: it is made again."
         ) from error
     if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
         raise DataError(
             f"{place} holds {images.dtype} of shape {images.shape} and {len(labels)} labels; needed: uint8 N×C×H×W "
-            "with a label per image. Delete it: it is made anew."
+            "with a label per image. Delete it: it is made again."
         )
     return torch.from_numpy(images), torch.from_numpy(labels)
 

@@ -70,12 +70,12 @@ def _read(file: Path, shape: tuple[int, ...]) -> Tensor:
         images = np.load(file, allow_pickle=False)
     except BROKEN_ARRAY as error:
         raise DataError(
-            f"{file} cannot be read ({error}); needed: corrupted images. Delete it: it is made anew."
+            f"{file} cannot be read ({error}); needed: corrupted images. Delete it: it is made again."
         ) from error
     if images.shape != shape or images.dtype != np.uint8:
         raise DataError(
             f"{file} holds {images.dtype} of shape {images.shape}; needed: uint8 of shape {shape}. Delete it: it is "
-            "made anew."
+            "made again."
         )
     return torch.from_numpy(images)
 
