@@ -3,20 +3,21 @@
 - A batch of 64 images or more makes a step by itself; smaller ones wait until they are 64. Where each pixel has an
   answer, one image is many, and every batch makes a step.
 - Where their own statistics hide that they are of few classes, they are no sample of the domain: their classes come in
-  runs. They are answered by statistics that they count in only in the first norm layers, and go to a memory that is
-  balanced over predicted classes, on which steps are made.
+  runs. They are answered by statistics that they count in only in the first norm layers, and by the source network; and
+  they go to a memory that is balanced over predicted classes, on which steps are made.
 
 Each is written into the report when it begins, and when it ends.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift._types import Doubt
+from undrift.answer.prediction import entropy_of
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.stream_report import StreamReport
@@ -32,6 +33,9 @@ DOUBT, AWAY, FEWER = 0.15, 0.3, 0.8
 
 All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree; to a network of few norm
 layers its means are far away; and a network may answer it with few classes."""
+
+FEW = 3.0
+"""How much an answer that names few classes counts in a run: a nat of entropy less is worth e³ (`fewer_classes`)."""
 
 CALM = 10
 """So many steps without doubt end a time of runs, for the report: every batch is looked at by itself."""
@@ -52,6 +56,16 @@ def misleading(doubt: Doubt, runs: bool = False) -> bool:
 def of_few_classes(doubt: Doubt) -> bool:
     """Return whether images that were chosen to have many labels are of few classes all the same."""
     return doubt.views > DOUBT and doubt.away > 0.5 * AWAY
+
+
+def fewer_classes(answers: Sequence[Tensor]) -> Tensor:
+    """Return the mean of several networks' probabilities for images whose classes come in runs.
+
+    What names few classes counts most: weights are e^(−FEW · H), H the entropy of the mean probabilities of a batch.
+    """
+    probs = torch.stack(tuple(answers))
+    weights = (-FEW * entropy_of(probs.mean(1))).softmax(0)
+    return (weights[:, None, None] * probs).sum(0)
 
 
 class Pacing:
