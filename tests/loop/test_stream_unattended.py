@@ -107,6 +107,32 @@ def test_a_run_of_one_class_is_answered_by_the_statistics_kept_and_learned_from_
     assert len(set(memory.classes)) >= 2
 
 
+@pytest.mark.parametrize("size", [70, 7])
+def test_in_a_run_the_network_that_names_fewer_classes_counts_more(size: int) -> None:
+    class InRuns(Teacher):
+        """Takes everything for runs, and names the classes it was told to."""
+
+        names: Tensor
+
+        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
+            super().doubt(model, images)
+            return Doubt(0.4, 2.0, 2.2, 1.0)
+
+        def answer_alone(self, model: undrift.Perturbed, images: Tensor, counted: bool) -> Tensor:
+            del model, counted
+            return 0.9 * nn.functional.one_hot(self.names[torch.arange(len(images)) % len(self.names)], 3) + 0.1 / 3
+
+    def labels(x: Tensor, *names: int) -> Tensor:
+        likelihood = InRuns(prior_images=16, seed=0)
+        likelihood.names = torch.tensor(names)
+        model = undrift.perturb(trained(), undrift.methods.get("undrift-light", "stream").options)
+        return torch.cat([p.label for p in stream(model, [x[:70], *x[70:].split(size)], likelihood)])[70:]
+
+    one, all_three = colours(torch.zeros(140, dtype=torch.long)), mixed(140)[0]
+    assert (labels(one, 1, 2, 0) == 0).all()  # the source network knows them
+    assert (labels(all_three, 1) == 1).float().mean() > 0.95  # and these are many to it
+
+
 class Sides(nn.Module):
     """Says in which quarter of its columns an image is bright: a mirror image is of another class, as of digits."""
 

@@ -23,11 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction, entropy_of, histogram
 from undrift.answer.views import VIEWS, ReversibleView, SafeViews, disagreement, mirror_tells
 from undrift.loop.learning import Learning
-from undrift.posterior.layers import evaluating
 from undrift.posterior.state import keeping_noise
 
 EVERY = 12
@@ -76,7 +74,7 @@ class Guard:
             images: finite ones; `sound` says for each image of the user's batch whether it is among them.
         """
         if self.resting:
-            prediction = Prediction.of(self._source(images), None, sound)
+            prediction = Prediction.of(self.learning.source(images), None, sound)
             self.resting = max(0, self.resting - len(images))
             if not self.resting:
                 self.online.report.event("learning again", "from the start state, after a rest")
@@ -102,15 +100,9 @@ class Guard:
         return Prediction.of(source, None, sound)
 
     @torch.no_grad()
-    def _source(self, images: Tensor) -> Tensor:
-        # off() restores the flags from before `perturb`: with dropout, if the network was in train mode.
-        with self.model.off() as net, evaluating(net):
-            return forward(self.model, images).softmax(1)
-
-    @torch.no_grad()
     def _look(self, images: Tensor, own: Tensor) -> Tensor:
         """Take in how both networks answer a batch; return the source's answer."""
-        source = self._source(images)
+        source = self.learning.source(images)
         if images.ndim == 4:
             name = "shift" if self._safe.passed == () else "mirror"
             apart = self._apart(images, source, VIEWS[name])
@@ -131,7 +123,7 @@ class Guard:
 
     def _apart(self, images: Tensor, source: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
         """Return for each image how much its view disagrees, by the adapted network and by the source."""
-        seen = view.answer(self._source(view(images)))
+        seen = view.answer(self.learning.source(view(images)))
         if view is VIEWS["mirror"] and self._safe.passed is None:
             self._safe.look(source.log(), "mirror", seen.log())
         return disagreement(*self.learning.views_alone(images, view)), disagreement(source, seen)

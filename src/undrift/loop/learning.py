@@ -16,9 +16,10 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather, check_gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import Pacing, of_few_classes
+from undrift.loop.pacing import Pacing, fewer_classes, of_few_classes
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
+from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import one_pass, quiet_statistics
 
@@ -75,6 +76,13 @@ class Learning:
         """Whether classes come in runs."""
         return self.pacing is not None and self.pacing.runs
 
+    @torch.no_grad()
+    def source(self, images: Tensor) -> Tensor:
+        """Return the source network's probabilities."""
+        # off() restores the flags from before `perturb`: with dropout, if the network was in train mode.
+        with self.model.off() as net, evaluating(net):
+            return forward(self.model, images).softmax(1)
+
     def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
         """Return the network's probabilities for images and for a view of them, each by itself."""
         likelihood = self.online.likelihood
@@ -97,10 +105,14 @@ class Learning:
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
-            gathered, probs = images, likelihood.answer_alone(self.model, images, counted=False)
+            gathered, probs = images, self._in_run(likelihood, images)
             classes = probs.argmax(1)
         else:
-            probs = likelihood.answer_alone(self.model, images, counted=not pacing.runs)
+            probs = (
+                self._in_run(likelihood, images)
+                if pacing.runs
+                else likelihood.answer_alone(self.model, images, counted=True)
+            )
             enough = pacing.gather.enough(images)
             if enough is None:
                 pacing.gather.keep(images)
@@ -118,6 +130,11 @@ class Learning:
 
         pacing.remember(gathered, classes, step)
         return Prediction.of(probs, None, sound)
+
+    def _in_run(self, likelihood: Discerning, images: Tensor) -> Tensor:
+        """Return probabilities for images whose classes come in runs: the source network's have a say, too."""
+        own = likelihood.answer_alone(self.model, images, counted=False)
+        return fewer_classes([self.source(images), own])
 
     def _note_domain(self, likelihood: Discerning) -> None:
         if likelihood.new_domain:

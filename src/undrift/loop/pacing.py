@@ -3,20 +3,21 @@
 - A batch of 64 images or more is a step; smaller ones wait until they are 64. In segmentation an image has many
   answers, and every batch is a step.
 - A batch with few classes is not a sample of the domain: its classes come in runs. It is answered with its own
-  statistics in the first norm layers only, and goes to a memory that is balanced over predicted classes, on which steps
-  are taken.
+  statistics in the first norm layers only, and by the source network. It goes to a memory that is balanced over
+  predicted classes, on which steps are taken.
 
 The report records when each of the two begins and ends.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from undrift._types import Doubt
+from undrift.answer.prediction import entropy_of
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.stream_report import StreamReport
@@ -32,6 +33,9 @@ DOUBT, AWAY, FEWER = 0.15, 0.3, 0.8
 
 All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree; to a network of few norm
 layers its means are far away; and a network may answer it with few classes."""
+
+FEW = 3.0
+"""How much an answer that names few classes counts in a run: a nat of entropy less is worth e³ (`fewer_classes`)."""
 
 CALM = 10
 """So many steps without doubt end a time of runs in the report; every batch is judged by itself."""
@@ -52,6 +56,16 @@ def misleading(doubt: Doubt, runs: bool = False) -> bool:
 def of_few_classes(doubt: Doubt) -> bool:
     """Return whether images that were chosen to have many labels are of few classes all the same."""
     return doubt.views > DOUBT and doubt.away > 0.5 * AWAY
+
+
+def fewer_classes(answers: Sequence[Tensor]) -> Tensor:
+    """Return the mean of several networks' probabilities for images whose classes come in runs.
+
+    What names few classes counts most: weights are e^(−FEW · H), H the entropy of the mean probabilities of a batch.
+    """
+    probs = torch.stack(tuple(answers))
+    weights = (-FEW * entropy_of(probs.mean(1))).softmax(0)
+    return (weights[:, None, None] * probs).sum(0)
 
 
 class Pacing:
