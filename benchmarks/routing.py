@@ -36,6 +36,7 @@ from undrift.system.atomic import write_text
 from undrift.system.lock import held
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import laps, machine
+from undrift_bench.bench.harness.quickly import quickly
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.online.corrupted import Corrupted
 from undrift_bench.data import cifar10
@@ -74,7 +75,8 @@ def cifar(asked: argparse.Namespace) -> None:
     packs_at.mkdir(parents=True, exist_ok=True)
 
     def network() -> nn.Module:
-        return zoo.load(asked.network, weights).to(device).eval()
+        net = zoo.load(asked.network, weights).to(device).eval()
+        return net.to(memory_format=torch.channels_last) if asked.fast else net  # type: ignore[call-overload,no-any-return]
 
     for name in CORRUPTIONS:
         place = packs_at / f"{kind}-{name}.safetensors"
@@ -129,7 +131,8 @@ def cifar(asked: argparse.Namespace) -> None:
             stream.remove()
         error = {name: 100 * float((found != truth).float().mean()) for name, found in answers.items()}
         record = machine(device) | {"network": asked.network, "method": asked.method, "images": first}
-        record |= {"learned on": asked.learn, "epochs": asked.epochs, "mean": asked.mean, "error": error}
+        record |= {"learned on": asked.learn, "epochs": asked.epochs, "mean": asked.mean, "fast": asked.fast}
+        record["error"] = error
         record["own pack"] = float((choice - 1 == own).float().mean())
         record["unknown"], record["bytes"] = packs.unknown, sum(file.stat().st_size for file in files)
         record["by corruption"] = {
@@ -260,14 +263,16 @@ def main() -> None:
     parser.add_argument("--frost", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--method", default="undrift")
-    parser.add_argument("--mean", default="ternary", help="how packs store weights, or exact")
+    parser.add_argument("--mean", default="auto", help="how packs store weights, or exact")
     parser.add_argument("--epochs", type=int, help="default: the method's own")
     parser.add_argument("--images", type=int, default=5_000, help="cifar: of each corruption")
     parser.add_argument("--learn", type=int, default=5_000, help="images that a cifar pack is learned on")
+    parser.add_argument("--fast", action="store_true", help="cifar: channels-last and bfloat16")
     parser.add_argument("--rivals", nargs="*", default=["norm-stats", "roid"], help="streams beside the cifar packs")
     asked = parser.parse_args()
     if asked.part == "cifar":
-        cifar(asked)
+        with quickly(Request(device=asked.device).place, asked.fast):
+            cifar(asked)
     else:
         times(asked)
 
