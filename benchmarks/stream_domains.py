@@ -1,7 +1,7 @@
 """Question: by what should a stream tell which of several domains that it knows a batch is of?
 
-Seven domains near and far: the three development corruptions of CIFAR-10 at severities 3 and 5, and clean images. Each is
-known by the moments of some images of WRN-40-2, and windows of others look for their own.
+Seven domains near and far: the three development corruptions of CIFAR-10 at severities 3 and 5, and clean images. Each
+is known by the moments of some images of WRN-40-2, and windows of others look for their own.
 
     evidence    the least mean evidence of the window's images (docs/explanation/routing.md)
     votes       the domain that most of the images belong to by their sketches
@@ -51,7 +51,9 @@ def looked_at(data: Path) -> list[ImageMoments]:
                 seen = watch.moments()
                 assert seen is not None
                 parts.append(seen)
-        found.append(ImageMoments(parts[0].layers, *(torch.cat([getattr(p, k) for p in parts]) for k in ("mean", "var"))))
+        found.append(
+            ImageMoments(parts[0].layers, *(torch.cat([getattr(p, k) for p in parts]) for k in ("mean", "var")))
+        )
         print(f"looked at {name}, severity {severity}", flush=True)
     return found
 
