@@ -447,6 +447,7 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/explanation/routing.md": {
         "router-trials": partial(of_script, "router_trials"),
         "routing": routing,
+        "stream-domains": partial(of_script, "stream_domains"),
         "revisits": partial(of_script, "revisits"),
     },
     "docs/explanation/speed.md": {

@@ -31,6 +31,7 @@ from undrift_bench.bench.harness.request import Request
 from undrift_bench.data import cifar10
 
 FIVE = ("gaussian_noise", "glass_blur", "snow", "contrast", "jpeg_compression")
+WAYS: dict[str, dict[str, Any]] = {"with packs": {"packs": ()}, "without": {}}
 
 
 def page(record: dict[str, Any]) -> str:
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--visits", type=int, default=5)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--fast", action="store_true", help="channels-last and bfloat16")
     parser.add_argument("--development", action="store_true", help="development corruptions, not five of the fifteen")
     asked = parser.parse_args()
@@ -78,14 +80,14 @@ def main() -> None:
             parts = torch.arange(len(rows)).split(asked.batch)
             batches += [(visit, number, images[part], labels[part]) for part in parts]
     found: dict[str, Any] = {}
-    for way, settings in (("with packs", {"packs": ()}), ("without", {})):
+    for way in asked.ways:
         torch.manual_seed(0)
         net = zoo.load(asked.network, asked.weights or asked.data / "wrn40_2.safetensors").to(device).eval()
         if asked.fast:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         begun = time.perf_counter()
         camera = (images.to(device).float() / 255 for _, _, images, _ in batches)
-        stream = undrift.stream(net, camera, method=asked.method, **settings)
+        stream = undrift.stream(net, camera, method=asked.method, **WAYS[way])
         wrong, names = [], []
         with quickly(device, asked.fast):
             for (_, _, _, labels), answer in zip(batches, stream, strict=True):

@@ -1,8 +1,8 @@
 """Claim: packs on one network, chosen image by image, gain every domain; changing them takes milliseconds.
 
     cifar   CIFAR-10-C, severity 5: a pack for each of the fifteen corruptions, learned without labels on images 5,000
-            to 10,000; then the first 5,000 images under all fifteen, mixed image by image. Beside them: the source,
-            an oracle, and streams of norm-stats and ROID on the same images in the same order.
+            to 10,000 (--learn of them, after --images); then the first 5,000 under all fifteen, mixed image by image.
+            Beside them: the source, an oracle, and streams of norm-stats and ROID on the same images in that order.
     times   ResNet-50: switching a pack without and with a mean, the evidence pass, a mixed batch.
 
 Domains of PACS are routed by pacs.py.
@@ -13,8 +13,9 @@ with one.
 Command:   python benchmarks/routing.py cifar --data ../shared/data/cifar10 [--network wrn28_10 --weights FILE]
            python benchmarks/routing.py times
            What is under --results/routing is not run again, and several processes may learn the packs.
-Hardware:  a GPU; `times`, and `cifar --method norm-stats --images 100 --learn 300`, run on two CPU cores too.
+Hardware:  a GPU; `times`, and `cifar --method norm-stats --images 60 --learn 200 --fast`, run on a CPU core too.
 Seeds:     0.
+Output:    routing/cifar/*.json and routing-times-DEVICE.json under --results.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from undrift.system.atomic import write_text
 from undrift.system.lock import held
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import laps, machine
+from undrift_bench.bench.harness.quickly import quickly
 from undrift_bench.bench.harness.request import Request
 from undrift_bench.bench.online.corrupted import Corrupted
 from undrift_bench.data import cifar10
@@ -68,20 +70,21 @@ def cifar(asked: argparse.Namespace) -> None:
     made = Corrupted(cifar10(asked.data), device, asked.cache, asked.frost)
     labels = made.clean.labels
     assert labels is not None
-    first, last = asked.images, 5_000 + asked.learn
-    kind = f"{asked.network}-{asked.method}-l{asked.learn}"
+    first, last = asked.images, asked.images + asked.learn
+    kind = f"{asked.network}-{asked.method}-l{asked.learn}-after-{first}"
     packs_at = (asked.cache or asked.results / "routing") / "packs" / "cifar"
     packs_at.mkdir(parents=True, exist_ok=True)
 
     def network() -> nn.Module:
-        return zoo.load(asked.network, weights).to(device).eval()
+        net = zoo.load(asked.network, weights).to(device).eval()
+        return net.to(memory_format=torch.channels_last) if asked.fast else net  # type: ignore[call-overload]
 
     for name in CORRUPTIONS:
         place = packs_at / f"{kind}-{name}.safetensors"
         with mine(place) as missing:
             if not missing:
                 continue
-            images = made.held([(name, 5)], last)[0][5_000:].float().to(device) / 255
+            images = made.held([(name, 5)], last)[0][first:].float().to(device) / 255
             torch.manual_seed(0)
             model = undrift.adapt(
                 network(),
@@ -129,7 +132,8 @@ def cifar(asked: argparse.Namespace) -> None:
             stream.remove()
         error = {name: 100 * float((found != truth).float().mean()) for name, found in answers.items()}
         record = machine(device) | {"network": asked.network, "method": asked.method, "images": first}
-        record |= {"learned on": asked.learn, "epochs": asked.epochs, "mean": asked.mean, "error": error}
+        record |= {"learned on": asked.learn, "epochs": asked.epochs, "mean": asked.mean, "fast": asked.fast}
+        record["error"] = error
         record["own pack"] = float((choice - 1 == own).float().mean())
         record["unknown"], record["bytes"] = packs.unknown, sum(file.stat().st_size for file in files)
         record["by corruption"] = {
@@ -260,14 +264,16 @@ def main() -> None:
     parser.add_argument("--frost", type=Path)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--method", default="undrift")
-    parser.add_argument("--mean", default="ternary", help="how packs store weights, or exact")
+    parser.add_argument("--mean", default="auto", help="how packs store weights, or exact")
     parser.add_argument("--epochs", type=int, help="default: the method's own")
     parser.add_argument("--images", type=int, default=5_000, help="cifar: of each corruption")
     parser.add_argument("--learn", type=int, default=5_000, help="images that a cifar pack is learned on")
+    parser.add_argument("--fast", action="store_true", help="cifar: channels-last and bfloat16")
     parser.add_argument("--rivals", nargs="*", default=["norm-stats", "roid"], help="streams beside the cifar packs")
     asked = parser.parse_args()
     if asked.part == "cifar":
-        cifar(asked)
+        with quickly(Request(device=asked.device).place, asked.fast):
+            cifar(asked)
     else:
         times(asked)
 

@@ -203,7 +203,7 @@ def test_nothing_to_choose_from_is_refused(tmp_path: Path) -> None:
     net = network()
     with pytest.raises(undrift.OptionError, match="no pack was given"):
         undrift.packs(net)
-    with pytest.raises(undrift.OptionError, match="a list was given; needed: .* one by one"):
+    with pytest.raises(undrift.OptionError, match=r"a list was given; needed: .* one by one"):
         undrift.packs(net, [])
     with pytest.raises(undrift.DataError, match="holds no pack"):
         undrift.packs(net, tmp_path)

@@ -51,8 +51,8 @@ class AnswerParts:
         run = self.folder / "run.json"
         if not self.folder.exists() and self.out.exists():
             raise DataError(
-                f"{self.out} exists, and was not answered in parts; needed: a name that is free. Give another --out, or "
-                "delete that file."
+                f"{self.out} exists, and was not answered in parts; needed: a free name. Give another --out, or delete "
+                "that file."
             )
         self.folder.mkdir(exist_ok=True)
         if not run.exists():

@@ -151,7 +151,7 @@ class Guard:
         return None, mean <= MARGIN
 
     def forget(self) -> None:
-        """Judge anew, from the next batch on: the network went to another domain, and its last sound state is not of it."""
+        """Judge anew: the network went to another domain, and its last sound state is not of that."""
         self._less, self._classes = _nothing()
         self._good, self._since_good = None, GOOD_EVERY
         self._skip = self._strikes = 0

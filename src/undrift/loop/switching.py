@@ -193,7 +193,7 @@ class Switching:
         """Go on from a state; packs that it names and this stream was not given are known by what it holds."""
         device, files = device_of(self.model), {name: domain.file for name, domain in self.domains.items()}
         self.current, self.switches = state["current"], list(state["switches"])
-        self._in_doubt, self._unknown, window = state["in doubt"], state["unknown"], state["window"]
+        self._in_doubt, self._unknown, window = state["in doubt"], state.get("unknown", False), state["window"]
         self._window = None if window is None else ImageMoments(window[0], window[1].to(device), window[2].to(device))
         self.domains = {}
         for name, kept in state["domains"].items():
