@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from undrift.images.corrupt import blur, corrupt, draws, filters, streak, weather
+from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, blur, corrupt, draws, filters, streak, weather
 from undrift.images.corrupt.constants import SETS, ConstantSet
 
 Array = np.ndarray[Any, Any]
@@ -229,3 +229,10 @@ def test_numbers_are_uniform_and_unrelated() -> None:
     assert np.allclose(numbers.var(axis=0), 1 / 12, atol=0.003)
     correlation = np.corrcoef(np.concatenate([numbers[:-1].T, numbers[1:].T]))
     assert np.abs(correlation - np.eye(6)).max() < 0.04
+
+
+def test_every_corruption_has_five_severities_in_both_sets() -> None:
+    assert len(CORRUPTIONS) == 15
+    for table in SETS.values():
+        assert set(table) == {*CORRUPTIONS, *DEVELOPMENT}
+        assert all(len(rows) == 5 and len({len(row) for row in rows}) == 1 for rows in table.values())

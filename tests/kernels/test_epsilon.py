@@ -1,4 +1,4 @@
-"""ε: known answers, moments, independence."""
+"""ε and its keys: known answers, moments, independence."""
 
 import math
 
@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from undrift.kernels.epsilon import columns, joined, normal, normal_planes, pair, rows
-from undrift.kernels.keys import GOLDEN
+from undrift.kernels.keys import GOLDEN, mix
 
 WORD = 2**32 - 1
+
+
+def test_mix_is_splitmix64() -> None:
+    """The generator's published outputs for the seed 1234567."""
+    state = torch.tensor([1234567]) + torch.arange(1, 4) * GOLDEN
+    assert [int(v) % 2**64 for v in mix(state)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def of_row(row: int, key: int) -> int:

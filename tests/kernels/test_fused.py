@@ -9,6 +9,7 @@ from fused_support import KEY, arguments, shapes
 from support import convnet, images
 from undrift.kernels import add_noise, choice, cpu_pieces, force, operators, reference, square_sum
 from undrift.kernels.epsilon import normal
+from undrift.kernels.keys import key_of_use, keys_of
 
 
 def results(path: str, args: tuple[Tensor, ...], groups: int, last: bool, first_row: int = 3) -> list[Tensor]:
@@ -131,6 +132,15 @@ def test_the_operators_are_well_registered() -> None:
     torch.library.opcheck(operators.add_noise, (y, plane, log_var, KEY, 0, 2, False))
     settings = (grad.detach(), plane.detach(), log_var.detach(), KEY, 0, 2, False)
     torch.library.opcheck(operators.noise_gradients, settings)
+
+
+def test_the_operator_for_keys_is_well_registered() -> None:
+    """It gives a step's keys, and what an uncompiled pass makes of them for later uses of a weight."""
+    seed, step = torch.tensor(-123456789123), torch.tensor(7)
+    for count in (0, 2, 54):
+        torch.library.opcheck(operators.keys, (seed, step, count, 3))
+        for use, row in enumerate(operators.keys(seed, step, count, 3)):
+            assert torch.equal(row, key_of_use(keys_of(seed, step, count), use))
 
 
 def test_fake_tensors_see_one_operator() -> None:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 import undrift
 from support import convnet, images
-from undrift.kernels import operators
-from undrift.kernels.keys import key_of_use, keys_of
 
 
 def exported(model: undrift.Perturbed, example: Tensor, **options: Any) -> Any:
@@ -59,12 +57,3 @@ def test_a_program_holds_one_operator_a_layer() -> None:
     layers = len([n for n in model.noises() if n.sharing == "kernel"])
     assert called.count("undrift.keys.default") == 1
     assert called.count("undrift.add_noise.default") == layers > 0
-
-
-def test_the_operator_for_keys_is_well_registered() -> None:
-    """It gives a step's keys, and what an uncompiled pass makes of them for later uses of a weight."""
-    seed, step = torch.tensor(-123456789123), torch.tensor(7)
-    for count in (0, 2, 54):
-        torch.library.opcheck(operators.keys, (seed, step, count, 3))
-        for use, row in enumerate(operators.keys(seed, step, count, 3)):
-            assert torch.equal(row, key_of_use(keys_of(seed, step, count), use))

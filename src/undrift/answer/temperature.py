@@ -31,8 +31,8 @@ def temperature(
         mean_i max_c softmax(z_i / T)_c = mean_i [argmax z_i = argmax z'_i]
 
     z and z' are the logits of the images and of their augmented copies, from the mean network (or from one draw each
-    if norm statistics are those of noisy steps). T is found by bisection in [0.05, 20]. Agreement stands in for
-    accuracy, so the augmentation must not change what an image shows.
+    if norm statistics are those of noisy steps). T is found by bisection in [0.05, 20]. Agreement takes the place
+    of accuracy, so the augmentation must not change the class.
 
     On an overconfident network this halves the calibration error (CIFAR-10-C, norm statistics: ECE 12.2 → 5.8 %). On a
     calibrated one it does harm (CIFAR-100: 2.0 → 4.0 %), so compare before you trust it.

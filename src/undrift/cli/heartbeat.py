@@ -73,7 +73,7 @@ class Heartbeat:
         self._beat = self._estimated = -float("inf")
         self._spent = 0.0  # on the last estimate
         self._latency = Latency()
-        self._failed = self._closed = False
+        self._failed = False
         self._counts: dict[str, Any] = {}
         self._helping: dict[str, Any] | None = None
         self._events: list[dict[str, Any]] = []

@@ -46,7 +46,7 @@ class HistoryRow:
 
 @dataclass(frozen=True)
 class History:
-    """What `adapt` gives back; `print(history)` is a table.
+    """What `adapt` returns; `print(history)` is a table.
 
     Attributes:
         steps: one row per step.
@@ -56,10 +56,9 @@ class History:
         bad_images: indices of images with NaN or infinity, which were skipped.
         bad_steps: steps left out because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
-        idle_steps: steps left out because the likelihood asked nothing of their batch.
+        idle_steps: steps left out because the likelihood returned None for their batch.
         model: the network that was adapted; not part of what is saved.
-        views: with `answer_views="auto"`, the views that `predict` averages over, as the network was found to keep its
-            answers under them; else None.
+        views: with `answer_views="auto"`, the views that passed the test, over which `predict` averages; else None.
         processes: how many adapted it together; `exchanged`: the bytes that each gave to the others per step.
     """
 

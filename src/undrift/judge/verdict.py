@@ -155,10 +155,10 @@ class Verdict:
 
 
 def has_collapsed(before: Survey, after: Survey) -> bool:
-    """Return whether diversity fell far below the source network's while the answers grew sure.
+    """Return whether diversity fell far below the source network's while the answers became confident.
 
-    One class for everything is a collapse too, sure or not, unless the source network gave that class to nine in ten
-    images already.
+    One class for all images is a collapse too, whatever the confidence, unless the source network already gave that
+    class to nine in ten images.
     """
     if after.predicted == 1 < before.predicted and (after.agreement is None or after.agreement < 0.9):
         return True

@@ -14,7 +14,7 @@ _SHORTCUTS = ("*downsample*", "*shortcut*")
 
 
 class MaskedGradients(Keeper):
-    """Keeps what the source's mask uses: gradients before and behind the masked features are multiplied by 1 − mask_0.
+    """Protect what the source's mask uses: multiply gradients before and behind the masked features by 1 − mask_0.
 
     Scale and shift of the stem's norm layer and of shortcuts (`downsample`) get no gradient, and so no weight decay:
     the authors train the backbone's `bn*`, a name that only the layers inside blocks have. Nor does the masks'

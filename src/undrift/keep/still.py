@@ -10,7 +10,7 @@ from undrift.posterior.select import matching, plain_name
 
 
 class Still(Keeper):
-    """Leave what is named untrained: its values stay the source's bit for bit, and no climb moves them.
+    """Exclude the named parts from training: their values stay the source's bit for bit, also in a climb.
 
     Unlike the option `frozen`, this leaves norm layers their batch statistics. Names that the network does not have are
     ignored. It holds as long as the network is perturbed.

@@ -26,37 +26,37 @@ COMPARED = 64
 
 
 class Teacher:
-    """Cross-entropy of noisy draws to what an averaged teacher says of the image's symmetric views.
+    """Cross-entropy of noisy draws to an averaged teacher's predictions over symmetric views of the image.
 
         t_i = mean_v softmax f(θ̄, v(x_i))                        the teacher, without noise
         loss = mean_i −½ Σ_c t_ic (log p_ic + log p'_ic)          p a draw's answer to x_i, p' another's to v'(x_i)
         θ̄ ← θ̄ + (n / memory) (θ − θ̄)                             after each step on n images
 
-    v runs over the image and its safe views, combined; v' is one of them at random. The answer is the teacher's and the
-    mean network's, from before the step, under a corrected prior (see `Roid`) where norm layers see the batch:
+    v runs over the image and its safe views, combined; v' is one of them at random. The answer combines the teacher and
+    the mean network from before the step, with a corrected prior (see `Roid`) if norm layers use the batch:
 
         (1 − share) t_i + share · ½ (softmax f(θ, x_i) + softmax f(θ, v₁(x_i)))
 
-    Where no view is safe, v and v' are the image itself: two draws of the perturbation then agree with the average.
-    With `replay`, the loss has one term more: mean −ln p_y of a draw on images that were sure before, y their label.
-    With `certainty`, another: certainty · Σ_i w_i SLR(p_i) / n, ROID's likelihood ratio (see `Roid`), where w_i is
-    large for images whose target is sure and unlike the batch's mean.
+    If no view is safe, v and v' are the image itself: two draws of the perturbation learn to agree with the average.
+    With `replay`, the loss has one term more: mean −ln p_y of a draw on images answered confidently before, with label
+    y. With `certainty`, another: certainty · Σ_i w_i SLR(p_i) / n, ROID's likelihood ratio (see `Roid`), where w_i is
+    large for images whose target is certain and unlike the batch's mean.
 
     With `prior_images`, the teacher normalises by a posterior of norm statistics (see `DomainStatistics`), and can
-    answer images that make no step. A stream then decides by itself which images to learn from together.
+    answer images without a step. A stream then decides itself which images share a step.
 
     Args:
         memory: images that the average remembers.
         views: names of views under which no label changes (`undrift.answer.views.VIEWS`), or "auto": those that pass a
             test without labels on the first images.
         most_views: how many of them are used at most, mirror images first; 1 saves two of four passes.
-        other: look at a second draw, of another view; without it a step takes half of the time.
+        other: use a second draw, on another view; without it a step takes half of the time.
         share: of the mean network in the answer; 0 saves two passes.
         replay: images to keep of those that the teacher was confident about; a step uses as many of them as it has
             images. They are part of a stream's state, so a saved stream then holds images. Answers per pixel keep none.
-        certainty: weight of the likelihood ratio, which asks answers to become surer; it costs calibration.
-        prior_images: N₀, how many images the source's norm statistics are worth at least; 0 has the teacher normalise
-            by each batch alone, as the network does in a step.
+        certainty: weight of the likelihood ratio, which makes answers more confident and costs calibration.
+        prior_images: N₀, the least weight of prior and domain statistics, in images; with 0 the teacher normalises by
+            each batch alone, as the network does in a step.
         seed: of the choice of v'; without it torch's global generator gives one.
     """
 

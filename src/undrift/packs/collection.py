@@ -43,8 +43,8 @@ class Packs:
         refused: why files were left out, by path.
         unknown: how many images no pack knew; the source network answered them.
         limit: standard deviations beyond which a pack does not know an image.
-        preprocess: what happens to an image first, where it is known; all packs have the same.
-        classes: the names of the classes, likewise.
+        preprocess: the preprocessing of images, if known; the same for all packs.
+        classes: the names of the classes, if known; the same for all packs.
         fingerprint: of the source network.
     """
 
@@ -139,7 +139,7 @@ class Packs:
         batch_size: int | None = None,
         views: str | Sequence[str] | None = None,
     ) -> Routed:
-        """Return the answers to images, each by the pack that knows it, or by the source network where none does.
+        """Return the answers to images, each by the pack that knows it, or else by the source network.
 
         A batch costs one pass of the source network, which also gives its answers, and what `undrift.predict` costs for
         the images of each pack. Norm layers use statistics that the pack keeps, so an answer does not depend on the
@@ -180,7 +180,7 @@ class Packs:
 
     @property
     def router(self) -> Router:
-        """The router among the packs that are there now."""
+        """The router of the present packs."""
         device = device_of(self.net)
         if self._router is None or self._router.device != device:
             source = DomainMoments.of_source(self.net)

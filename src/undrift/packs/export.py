@@ -43,9 +43,8 @@ def export(
 ) -> int:
     """Write the adapted mean network for other programs, and return the file's size in bytes.
 
-    All compute what `predict(model, images, samples=0)` computes; noise and mutual information are left behind. Norm
-    statistics that noisy passes moved do not fit the mean network: give images of the domain to collect its own.
-    Otherwise it warns.
+    All compute what `predict(model, images, samples=0)` computes, without noise and mutual information. Norm statistics
+    from noisy passes do not fit the mean network: pass images of the domain to collect new ones. Otherwise it warns.
 
     - "state_dict": a safetensors file of source weights and adapted norm layers, which loads strictly into your own
       class: `net.load_state_dict(safetensors.torch.load_file(path))`, then `net.eval()`.

@@ -44,7 +44,7 @@ def save(
 
     The file also holds `model.facts`, JSON values by name, with the day (UTC) of the first save as `created`; `adapt`
     and `stream` put the number of `images` there. And it holds `model.router`, float or int8 tensors by name, for
-    whoever chooses between packs. `inspect` gives both back, and so does `load`.
+    the router. `inspect` and `load` return both.
 
     Args:
         model: a perturbed network.
@@ -102,7 +102,7 @@ def load(
 ) -> Perturbed:
     """Return the network adapted to the domain that a file was learned on.
 
-    Everything is checked before the network is touched; after an error it is unchanged, bit for bit.
+    Everything is checked before the network is changed; after an error it is as before, bit for bit.
 
     Args:
         net: the source network, with the weights that the file was learned on.

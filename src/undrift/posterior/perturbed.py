@@ -38,10 +38,10 @@ class Perturbed(nn.Module):
         prior: all noises' priors as one row, for the KL.
         trained: the modules whose own weights are trained; the paper trains none.
         low_rank: the changes of those weights that move in a low rank, by name as `noise` is.
-        preprocess: what happens to an image before the network sees it, where it is known.
-        classes: the names of the classes, in the order of the outputs, where they are known.
-        facts: what its pack will say of itself, as JSON values by name: `images`, `estimate`, … (see `undrift.save`).
-        router: tensors by which a router knows the domain; they travel in the pack.
+        preprocess: the preprocessing of images, if known.
+        classes: the names of the classes, in the order of the outputs, if known.
+        facts: what its pack records of itself, as JSON values by name: `images`, `estimate`, … (see `undrift.save`).
+        router: the router's tensors of the domain, which are stored in the pack.
     """
 
     preprocess: "Preprocess | None" = None
@@ -129,7 +129,7 @@ class Perturbed(nn.Module):
 
     @contextmanager
     def off(self) -> Iterator[nn.Module]:
-        """Give the source network, bit for bit, for the length of a `with` block; its weights are to stay."""
+        """Give the source network, bit for bit, for the length of a `with` block; do not change its weights there."""
         attached, block = self._attached, object()
         try:
             try:
@@ -145,7 +145,7 @@ class Perturbed(nn.Module):
 
     @contextmanager
     def mean(self) -> Iterator["Perturbed"]:
-        """Give the adapted network without noise, its moving statistics at rest, for the length of a `with` block."""
+        """Give the adapted network without noise and with fixed moving statistics, for the length of a `with` block."""
         own = vars(self.key)  # in one call, which Ctrl-C cannot halve
         before = {"noisy": self.key.noisy, "training": self.key.training}
         try:
@@ -156,7 +156,7 @@ class Perturbed(nn.Module):
 
     @contextmanager
     def rest(self) -> Iterator["Perturbed"]:
-        """Keep moving statistics where they are, for the length of a `with` block."""
+        """Do not update moving statistics for the length of a `with` block."""
         own = vars(self.key)
         before = {"training": self.key.training}
         try:
