@@ -1,6 +1,8 @@
 """The default recipe: one name for both loops, taken for a plain network, and left alone where something is chosen."""
 
+import contextlib
 import copy
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +186,54 @@ def test_where_no_layer_takes_noise_weights_are_trained_without() -> None:
     assert not torch.equal(undrift.predict(model, series).probs, undrift.predict(model.remove(), series).probs)
     with pytest.raises(undrift.CannotPerturb, match=r"nothing to perturb in Sequential: 0: frozen"):
         undrift.adapt(nn.Sequential(nn.Linear(4, 3)), torch.rand(32, 4), epochs=1)
+
+
+class Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).detach()
+
+
+def test_a_stream_that_is_stopped_in_a_step_gives_the_network_back_at_once() -> None:
+    undrift.stream(Detached(), [])  # imports the compiler, which keeps frames
+    net = Detached()
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(undrift.OutputError):
+            for _ in undrift.stream(net, images(64).split(64)):
+                pass
+        undrift.perturb(net)  # raises where something is left on it
+    finally:
+        gc.enable()
+
+
+def test_a_network_without_a_gradient_is_named() -> None:
+    with pytest.raises(undrift.OutputError, match=r"output has no gradient; .*Take no_grad\(\) and detach\(\) out"):
+        undrift.adapt(Detached(), images(32), epochs=1)
+
+
+def test_lazy_layers_are_named() -> None:
+    net = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(undrift.CannotPerturb, match=r"is lazy: it has no weights yet\. Run one batch"):
+        undrift.adapt(net, images())
+
+
+@pytest.mark.parametrize("verb", ["adapt", "stream"])
+def test_probabilities_in_place_of_logits_are_warned_of_once_with_the_callers_line(verb: str) -> None:
+    net = nn.Sequential(convnet(), nn.Softmax(1))
+
+    def run(net: nn.Module) -> None:
+        if verb == "adapt":
+            undrift.adapt(net, images(64), method="tent", epochs=2)
+        else:
+            list(undrift.stream(net, images(64).split(16), method="tent"))
+
+    with pytest.warns(undrift.UndriftWarning, match=r"sum to 1.*needed: logits.*Leave the last softmax out") as caught:
+        run(net)
+    assert [Path(each.filename).name for each in caught] == [Path(__file__).name]
+    net[1] = nn.LogSoftmax(1)
+    run(undrift.remove(net) if verb == "adapt" else net)

@@ -1,14 +1,16 @@
 """Turn a callable of the logits, or of logits and step, into a likelihood."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError
+from undrift._errors import OptionError, OutputError, UndriftWarning
 from undrift._types import Likelihood, Step
+from undrift.system.callers import callers_level
 from undrift.system.validate import a_type
 
 
@@ -71,14 +73,36 @@ def check_positions(likelihood: object, logits: Tensor) -> None:
     )
 
 
-def one_number(loss: object) -> Tensor:
-    """Return a likelihood's loss; raise if it is not one number, or has no gradient."""
+def warn_of_probabilities(logits: Tensor) -> None:
+    """Warn if a network ends in a softmax: its probabilities taken for logits make every answer unsure."""
+    found = logits.detach()
+    if len(found) and bool((found >= 0).all() & ((found.sum(1) - 1).abs() < 5e-3).all()):
+        warnings.warn(
+            "the network returns rows that are not negative and sum to 1, as probabilities do; needed: logits, the "
+            "scores before the softmax, else every answer looks unsure and steps are tiny. Leave the last softmax out, "
+            "or return log_softmax.",
+            UndriftWarning,
+            stacklevel=callers_level(),
+        )
+
+
+def one_number(loss: object, logits: Tensor | None = None) -> Tensor:
+    """Return a likelihood's loss; raise if it is not one number, or has no gradient.
+
+    Args:
+        logits: what it was computed from, where that is known.
+    """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{a_type(loss)}"
         raise OptionError(
             f"the likelihood returned {found}; a loss is a tensor with one number. Take the mean over the batch."
         )
     if torch.is_grad_enabled() and not loss.requires_grad:
+        if logits is not None and not logits.requires_grad:
+            raise OutputError(
+                "the network's output has no gradient; adaptation follows it. Take no_grad() and detach() out of the "
+                'network\'s forward, or choose a method that learns nothing: method="norm-stats".'
+            )
         raise OptionError(
             "the likelihood's loss has no gradient; adaptation follows it. Compute the loss from the logits that it is "
             "given, without detach() or no_grad()."

@@ -1,6 +1,7 @@
 """Compute the gradient of the objective (paper eq. 3) on one batch: the function that a CUDA graph records."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from undrift.answer.forward import forward
 from undrift.answer.prediction import mean_softmax
 from undrift.answer.views import ViewsInUse
 from undrift.likelihood import one_number
-from undrift.likelihood.wrap import check_positions
+from undrift.likelihood.wrap import check_positions, warn_of_probabilities
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import beside_a_step, drawing
@@ -59,6 +60,7 @@ class Gradient:
     ) -> None:
         self.model, self.likelihood, self.learnables, self.keepers = model, likelihood, learnables, keepers
         self.answers, self.more, self.views = answers, more, views
+        self._looked = False  # whether the outputs were compared with probabilities
 
     def keep(self) -> None:
         """Prepare for `put_back`. Nothing to do here: what moves is replaced, never changed in place."""
@@ -88,7 +90,7 @@ class Gradient:
             climbed: whether this is the second gradient of a step with the option `climb`.
         """
         model, key = self.model, self.model.key
-        step = Step(model, images, self._beside, places, progress, climbed)
+        step = Step(model, images, partial(_beside, model), places, progress, climbed)
         draws = max(1, model.options.train_samples)
         noisy = key.noisy and model.options.train_samples > 0
         answers = list[Tensor]()
@@ -107,9 +109,12 @@ class Gradient:
                         logits = forward(model, images)
                     key.training = False
                     check_positions(self.likelihood, logits)
+                    if not self._looked:
+                        self._looked = True
+                        warn_of_probabilities(logits)
                     loss = self.likelihood(logits, step)
                     if loss is not None:
-                        asked, loss = True, one_number(loss) / draws
+                        asked, loss = True, one_number(loss, logits) / draws
                         if self.learnables:
                             loss.backward()  # draw by draw: one graph at a time is held
                         likelihood = likelihood + loss.detach()
@@ -152,7 +157,12 @@ class Gradient:
                 penalty.backward()
         return kl
 
-    def _beside(self, images: Tensor) -> Tensor:
-        """Return logits for a likelihood that needs more images; update no statistics."""
-        with beside_a_step(self.model, self.model.key.noisy):
-            return forward(self.model, images)
+
+def _beside(model: Perturbed, images: Tensor) -> Tensor:
+    """Return logits for a likelihood that needs more images; update no statistics.
+
+    A function of the model: as a method it would tie a likelihood that remembers its step to itself, and a stream that
+    was stopped in one would keep the network until the garbage collector runs.
+    """
+    with beside_a_step(model, model.key.noisy):
+        return forward(model, images)

@@ -124,7 +124,8 @@ class Method:
 
     def for_network(self, net: nn.Module) -> "Method":
         """Return the method with the values for a network of that size."""
-        if not self.small or sum(p.numel() for p in net.parameters()) >= SMALL:
+        sized = (p for p in net.parameters() if not isinstance(p, nn.UninitializedParameter))  # lazy ones have no size
+        if not self.small or sum(p.numel() for p in sized) >= SMALL:
             return self
         return replace(self._changed(self.small), small={})
 
