@@ -17,8 +17,8 @@ batch of one class is at 2.6. It was written after the demo's digits, which are 
 
 Who answers a run? `--answers`: 100 images of each class under clean and the development corruptions (severity 5), by
 the source network, by the adapted one with the batch in its first norm layers only, and by the mean of both that a
-stream takes (`undrift.loop.pacing.fewer_classes`). The rule for FEW, of 0, 2, 3, 5, 8 and 12: the least sum of errors
-over clean images, speckle noise and Gaussian blur (batches of one class; seed 5 and mirror images in both halves).
+stream takes (`undrift.loop.pacing.fewer_classes`). The rule for its factor, of 0, 2, 3, 5, 8 and 12: the least sum of
+errors on other images of these kinds (seed 5, without saturate).
 
 Command:   python benchmarks/runs_by_views.py --data ../shared/data [--answers]
 Hardware:  one CPU core; three minutes, and one for --answers.

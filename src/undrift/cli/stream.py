@@ -65,7 +65,7 @@ def run(
     ] = False,
     gather: Annotated[
         int | None,
-        typer.Option(help="Step every N images; for --batch-size 1.", min=1, metavar="N"),
+        typer.Option(help="Force a step every N images.", min=1, metavar="N"),
     ] = None,
     balanced: Annotated[
         bool,
