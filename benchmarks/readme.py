@@ -365,10 +365,11 @@ def of_script(name: str, request: Request) -> str:
     return page(json.loads(place.read_text(encoding="utf-8"))).strip()
 
 
-def routing(request: Request) -> str:
-    """Return what routing gives on PACS, by the records of pacs.py."""
-    tables: Callable[[Path], str] = runpy.run_path(str(ROOT / "benchmarks" / "routing.py"))["page"]
-    return tables(request.results / "routing" / "pacs")
+def routing(part: str, request: Request) -> str:
+    """Return what routing gives, by the records of pacs.py and of routing.py."""
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "routing.py"))
+    page: Callable[[Path], str] = tables["page" if part == "pacs" else "page_of_cifar"]
+    return page(request.results / "routing" / part)
 
 
 def pack_loss(request: Request) -> str:
@@ -446,7 +447,8 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     },
     "docs/explanation/routing.md": {
         "router-trials": partial(of_script, "router_trials"),
-        "routing": routing,
+        "routing": partial(routing, "pacs"),
+        "routing-cifar": partial(routing, "cifar"),
         "stream-domains": partial(of_script, "stream_domains"),
         "revisits": partial(of_script, "revisits"),
     },

@@ -241,6 +241,22 @@ def _row(name: str, ways: list[str], records: list[Any]) -> str:
     return "| " + " | ".join([name, *cells, f"{size:.1f}"]) + " |"
 
 
+def page_of_cifar(folder: Path) -> str:
+    """Return the table of fifteen packs for docs/explanation/routing.md."""
+    found = [json.loads(place.read_text("utf-8")) for place in sorted(folder.glob("*.json"))]
+    if not found:
+        return "Not measured yet."
+    ways = list(dict.fromkeys(way for one in found for way in one["error"]))
+    lines = [f"| error % | {' | '.join(ways)} | own pack, % | packs, MB |", "|---|" + "---:|" * (len(ways) + 2)]
+    for one in found:
+        about = f"{one['network']}, `{one['method']}` packs of {one['learned on']:,} images, {one['images']:,} of each "
+        about += f"corruption ({one['hardware']}{', bfloat16' * one['fast']}, {one['date']})"
+        cells = [f"{one['error'][way]:.1f}" if way in one["error"] else "–" for way in ways]
+        cells += [f"{100 * one['own pack']:.0f}", f"{one['bytes'] / 1e6:.1f}"]
+        lines.append("| " + " | ".join([about, *cells]) + " |")
+    return "\n".join(lines)
+
+
 def page_of_times(records: list[dict[str, Any]]) -> str:
     """Return the table of times for docs/explanation/packs.md."""
     if not records:
