@@ -123,13 +123,13 @@ def stream(
     options = perturbed(model, "stream").options if parts is None else parts.options
     chosen, rate = answer_and_rate(answer, lr, options)
     # Callers often predict under inference_mode, and what is made there could never be trained.
-    with torch.inference_mode(False), ExitStack() as failing, ExitStack() as watched:
+    with torch.inference_mode(False), ExitStack() as on_error, ExitStack() as watched:
         if parts is None or recipe is None:
             model = perturbed(model, "stream")
         else:
             scheme = options if gather is None else between_steps(options)
             model = perturb_plain(model, scheme, generator, preprocess, classes)
-            failing.enter_context(given_back(model))
+            on_error.enter_context(given_back(model))
             likelihood, keepers = parts.likelihood, parts.keepers
             episodic = recipe.episodic if episodic is None else episodic
         files = None if packs is None else files_for(model, packs, bool(episodic))
@@ -145,13 +145,14 @@ def stream(
         online = OnlineSteps(model, asked, optimiser, keepers, captured)
         bar = Bar("stream", length_hint(batches) or None) if progress else None
         switching = None if files is None else Switching(online, files)
+        # A likelihood that tells which images make a sound step decides by itself what to gather.
         discerns = isinstance(asked, Discerning) and not episodic and asked.discerns(model)
         paced = discerns and gathers is None and options.stream_split is None
-        going = Stream(
+        answers = Stream(
             *(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all(), switching),
             pacing=Pacing(online.report) if paced else None,
             guarded=isinstance(asked, Discerning) and asked.unattended and not episodic if guard is None else guard,
         )
         if parts is not None:
             model.give_back()  # once nobody holds it
-        return going
+        return answers

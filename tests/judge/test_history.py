@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import undrift
 from adapt_support import small
-from faults import missing
+from faults import environment, missing
 from support import images
 from undrift import History
 from undrift.adapt import adapt
@@ -41,7 +41,8 @@ def test_plotting_without_matplotlib_says_what_to_install(tmp_path: Path) -> Non
 
 def test_the_bar_goes_to_stderr_and_shows_the_numbers(capfd: pytest.CaptureFixture[str]) -> None:
     # Of eight images two classes are answered, and one class less is a collapse, which is warned of.
-    adapt(small(), images(32), entropy, epochs=1, progress=True)
+    with environment(COLUMNS="200"):
+        adapt(small(), images(32), entropy, epochs=1, progress=True)
     out, err = capfd.readouterr()
     assert out == ""
     assert all(word in err for word in ("adapt", "loss", "kl", "entropy", "balance"))

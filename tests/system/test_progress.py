@@ -71,3 +71,11 @@ def test_a_terminal_sees_the_bar() -> None:
         adapt()
     assert "adapt" in terminal.getvalue()
     assert "loss " in terminal.getvalue()
+
+
+def test_the_bar_keeps_its_width_on_a_narrow_terminal() -> None:
+    with environment(TERM="xterm", COLUMNS="80"), redirect_stderr(Terminal()) as terminal:
+        undrift.adapt(small(), images(32), undrift.entropy, epochs=2, progress=True)
+        shown = terminal.getvalue()
+    assert "━" * 24 in shown
+    assert "loss" in shown

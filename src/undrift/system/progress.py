@@ -6,7 +6,9 @@ from types import TracebackType
 from typing import IO, Any, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 
 class Bar:
@@ -25,10 +27,10 @@ class Bar:
         visible = terminal.isatty() if shown is None or sys.stderr is None else shown
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24, table_column=Column(no_wrap=True)),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            _Numbers(),
         )
         self._progress = Progress(*columns, console=Console(file=cast(IO[str], terminal)), disable=not visible)
         self._task = self._progress.add_task(what, total=total, completed=done, numbers="")
@@ -50,6 +52,13 @@ class Bar:
     def say(self, what: str) -> None:
         """Change the words before the bar."""
         self._progress.update(self._task, description=what)
+
+
+class _Numbers(ProgressColumn):
+    """The latest numbers, cut where the terminal ends: the bar keeps its width."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["numbers"], no_wrap=True, overflow="ellipsis")
 
 
 class _Terminal:
