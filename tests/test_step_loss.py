@@ -129,7 +129,7 @@ def test_compiled_on_a_cpu_it_is_the_same() -> None:
 
 @pytest.mark.parametrize("call", [undrift.kl, undrift.kl_term, lambda net: undrift.step_loss(net, images(), 50)])
 def test_a_network_that_is_not_perturbed_is_refused(call: object) -> None:
-    with pytest.raises(undrift.UndriftError, match="belongs to a perturbation"):
+    with pytest.raises(undrift.UndriftError, match="a KL needs a perturbed network"):
         call(convnet())  # type: ignore[operator]
 
 

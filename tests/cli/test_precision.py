@@ -40,11 +40,19 @@ def test_every_command_takes_a_network_in_half_precision(run: Run, function: str
         ("adapt", "target", "--out", "b.safetensors", "--epochs", "1", "--likelihood", "information"),
         ("predict", "target", *domain),
         ("evaluate", "--target", "target", *domain),
-        ("stream", "target", "--answers", "s.csv"),
+        ("stream", "target", "--answers", "s.csv", "--method", "norm-stats"),
         ("export", *domain, "--images", "target", "--format", "torch.export", "--crop", "8", "--out", "e.pt2"),
     ):
         found = run(*words, *model)
         assert found.code == 0, (words, found.err)
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_stream_says_that_adam_needs_another_precision_than_float16(run: Run) -> None:
+    found = run("stream", "target", "--answers", "s.csv", "--model", "halves_of_tests:half", *MODEL[2:])
+    assert found.code == 2
+    assert "is in float16, in which Adam's averages" in found.err
+    assert not Path("s.csv").exists()
 
 
 @pytest.mark.usefixtures("halves")
