@@ -15,8 +15,8 @@ from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.begin import Keep, adapting, epoch_plan, given_back, perturbed
 from undrift.loop.epochs import Run
+from undrift.loop.finite_images import FiniteImages
 from undrift.loop.many_processes import refuse_undivided
-from undrift.loop.sound_images import SoundImages
 from undrift.recipes.named import parts_of
 from undrift.recipes.perturb_plain import perturb_plain
 from undrift.system.progress import Bar
@@ -121,8 +121,8 @@ def adapt(
         warn_of_preprocess(model, unlabelled, clean)
         asked = as_likelihood(Shot() if likelihood is None else likelihood)
         refuse_undivided(model, asked, keepers)
-        by_place = isinstance(asked, Refreshing)  # it keeps labels by an image's place
-        images = SoundImages(model, unlabelled, clean, plan.batch_size, order, strict=by_place)
+        keeps_labels = isinstance(asked, Refreshing)  # by the image's place in the domain
+        images = FiniteImages(model, unlabelled, clean, plan.batch_size, order, same_places=keeps_labels)
         stack.enter_context(adapting(model, asked))
         run = Run(model, images, asked, keepers, plan, lent=parts is not None)
         run.prepare()

@@ -10,10 +10,10 @@ from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
 from undrift.loop.begin import EpochPlan
+from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.many_processes import check_alike, draw_alike, start_alike
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
-from undrift.loop.sound_images import SoundImages
 from undrift.loop.spread import spread_of_logits
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.step_views import StepViews
@@ -38,7 +38,7 @@ class Run:
     def __init__(
         self,
         model: Perturbed,
-        images: SoundImages,
+        images: FiniteImages,
         likelihood: Likelihood,
         keepers: Sequence[Keeper],
         plan: EpochPlan,

@@ -10,8 +10,8 @@ from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, SafeViews
 from undrift.judge.accuracy import Helping
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
+from undrift.loop.finite_images import Failed, FiniteImages
 from undrift.loop.helped import Sample, compare
-from undrift.loop.sound_images import Failed, SoundImages
 from undrift.packs.knowing import KEPT_STATISTICS, knowing, knows
 from undrift.posterior.attached import root_of
 from undrift.posterior.batch import to_device
@@ -34,7 +34,7 @@ class Surveys:
     """
 
     def __init__(
-        self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool, epochs: int
+        self, model: Perturbed, images: FiniteImages, randomness: Randomness, keep_best: bool, epochs: int
     ) -> None:
         self.model, self.images, self.randomness, self.keep_best = model, images, randomness, keep_best
         self.found: dict[int, Survey] = {}

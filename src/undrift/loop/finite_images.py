@@ -1,4 +1,4 @@
-"""Iterate over a domain without the images that contain NaN or infinity, and count those."""
+"""Iterate over the finite images of a domain; skip and count those with NaN or infinity."""
 
 import warnings
 from collections.abc import Callable
@@ -20,14 +20,14 @@ Failed = Callable[[Exception], DataError]
 """Says where a run stood when the user's data set raised."""
 
 
-class SoundImages:
+class FiniteImages:
     """The finite images of a domain, batch by batch, on the network's device.
 
     Args:
         unlabelled: what steps are made on, in any form that `unlabelled_of` takes.
         clean: the same images at the same places without augmentation, to look at; None takes `unlabelled`.
         batch_size: of batches that are made here; `generator` gives their order.
-        strict: whether a place has to mean the same image in every pass.
+        same_places: whether a place has to mean the same image in every pass.
 
     With several processes, places are those of a whole batch, and images this process's part of it; the network knows
     how they lie while it is asked for that batch.
@@ -45,10 +45,10 @@ class SoundImages:
         clean: Any,
         batch_size: int,
         generator: torch.Generator,
-        strict: bool,
+        same_places: bool,
     ) -> None:
         self.model, self.given = model, unlabelled
-        strict = strict or ranks.processes() > 1
+        strict = same_places or ranks.processes() > 1
         self.data: Unlabelled = unlabelled_of(unlabelled, batch_size, generator, strict)
         self.looked_at = self.data if clean is None else unlabelled_of(clean, batch_size, generator, strict)
         self.bad: set[int] = set()
@@ -60,12 +60,12 @@ class SoundImages:
 
     def epoch(self, failed: Failed) -> Pass:
         """Yield the batches of one epoch; a batch may end up empty."""
-        return self._sound(self.data.epoch(), failed)
+        return self._finite(self.data.epoch(), failed)
 
     def everything(self, failed: Failed) -> Pass:
         """Yield every image once. A batch of one is left out where norm layers would look at it."""
         least = 2 if self.lone_ones_out("batch") else 1
-        for places, images in self._sound(self.looked_at.everything(), failed):
+        for places, images in self._finite(self.looked_at.everything(), failed):
             if len(places) >= least:
                 yield places, images
 
@@ -79,7 +79,7 @@ class SoundImages:
             while doubts:
                 warnings.warn(doubts.pop(), UndriftWarning, stacklevel=3)
 
-    def _sound(self, batches: Pass, failed: Failed) -> Pass:
+    def _finite(self, batches: Pass, failed: Failed) -> Pass:
         try:
             while (batch := self._next(batches, failed)) is not None:
                 places, images = batch[0], to_device(batch[1], self.model)
