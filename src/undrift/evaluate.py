@@ -19,8 +19,8 @@ from undrift.judge.own_metrics import Metric, OwnMetrics
 from undrift.judge.report import Report, Result, Role
 from undrift.packs.packing import written_by
 from undrift.posterior.batch import images_of
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.predict import Mode, predict
 from undrift.system.validate import a_type
 

@@ -18,8 +18,8 @@ from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.answer.tiles import check_tile, over_tiles
 from undrift.answer.views import ReversibleView
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed, number_above
 
 Mode = Literal["full", "fast"]

@@ -154,5 +154,5 @@ def stream(
             guarded=isinstance(asked, Discerning) and asked.unattended and not episodic if guard is None else guard,
         )
         if parts is not None:
-            model.give_back()  # once nobody holds it
+            model.remove_when_unused()  # once nobody holds it
         return answers

@@ -14,12 +14,12 @@ from undrift.images import FileDomain, TensorDomain
 from undrift.options import Outputs
 from undrift.posterior.attached import attached_to, root_of
 from undrift.posterior.batch import images_of, to_device
+from undrift.posterior.input_errors import refuse_unbatched, refuse_unfitting
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
-from undrift.posterior.unfitting import refuse_unbatched, refuse_unfitting
 from undrift.system.validate import a_type, count_or_none
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)

@@ -21,11 +21,11 @@ from undrift.answer.forward import finite_batches
 from undrift.images import FileDomain, TensorDomain
 from undrift.judge.by_image import activations, chosen_layers
 from undrift.packs.domain_file import Sigma, sigmas
+from undrift.posterior.kept_statistics import fitting_mean, noise_kept
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import initial_log_var
-from undrift.posterior.statistics import fitting_mean, noise_kept
 from undrift.system.validate import a_type
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]

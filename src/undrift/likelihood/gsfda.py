@@ -12,8 +12,8 @@ from undrift._types import Batches, Step
 from undrift.likelihood.features import named, watching
 from undrift.likelihood.masks import Masks, attached_masks, masks_of
 from undrift.likelihood.neighbours import Remembering, balance
-from undrift.posterior.added import add
 from undrift.posterior.batch import to_device
+from undrift.posterior.extra_modules import add_extra
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import one_of, plain_name
@@ -104,7 +104,7 @@ class Gsfda(Remembering):
         """Put untrained masks behind the features, as part of the perturbation."""
         seeded = torch.Generator().manual_seed(int(model.key.seed))
         masks = self.attached = Masks(width, seeded)
-        add(model, self._place(model), masks)
+        add_extra(model, self._place(model), masks)
         warnings.warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train it with undrift_bench.zoo.masked "

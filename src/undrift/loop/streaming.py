@@ -32,10 +32,10 @@ from undrift.loop.switching import Switching
 from undrift.options import Answer
 from undrift.packs.file import save
 from undrift.posterior.batch import device_of, images_of, to_device
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.system.progress import Bar
 
 FIRST_COMPARED, COMPARED_EVERY = 8, 8

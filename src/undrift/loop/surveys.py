@@ -15,10 +15,10 @@ from undrift.loop.helped import Sample, compare
 from undrift.packs.knowing import KEPT_STATISTICS, knowing, knows
 from undrift.posterior.attached import root_of
 from undrift.posterior.batch import to_device
+from undrift.posterior.kept_statistics import keep_statistics
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
-from undrift.posterior.statistics import keep_statistics
 from undrift.system.randomness import Randomness
 
 

@@ -18,14 +18,14 @@ from undrift.options import _suggest
 from undrift.packs.onnx_program import check_installed, onnx_bytes
 from undrift.packs.packing import written_by
 from undrift.packs.state import domain_state
-from undrift.posterior.added import added
+from undrift.posterior.extra_modules import extra_modules
+from undrift.posterior.kept_statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.posterior.layers import evaluating, from_kernels
 from undrift.posterior.model_lock import turn
 from undrift.posterior.norm import Norm
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.posterior.state import keeping_noise
-from undrift.posterior.statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.system.atomic import check, write_bytes
 from undrift.system.validate import a_type
 
@@ -92,7 +92,7 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
     """
     if model._removed:
         raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
-    for module in added(model):
+    for module in extra_modules(model):
         raise OptionError(module.no_export)
     statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
     with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():

@@ -13,8 +13,8 @@ from undrift.answer.prediction import Prediction
 from undrift.packs.moments import watching
 from undrift.packs.routed import Routed
 from undrift.packs.router import SOURCE, Routes
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from undrift._errors import DataError, PerturbationMismatch
 from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, problem
 from undrift.packs.shift import Shift
 from undrift.packs.vectors import VAR
-from undrift.posterior.added import added_state
+from undrift.posterior.extra_modules import extra_state
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import filled_in
 from undrift.system.autocast import weights_moved
@@ -26,7 +26,7 @@ def domain_state(model: Perturbed) -> dict[str, Tensor]:
         tensors = held.tensors() if model.key.enabled else held.away
         prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
-    return out | added_state(model)
+    return out | extra_state(model)
 
 
 def plain_tensors(model: Perturbed) -> dict[str, Tensor]:

@@ -82,9 +82,9 @@ class Key(nn.Module):
         traced: a graph that holds the whole forward pass is being traced.
         stale: a compiled forward pass has moved the step.
         handles: where log-variances' gradients go in a graph that holds the KL (`kernels.share`).
-        offered: the handles of the pass that begins next.
+        next_handles: those of the pass that begins next.
         parts: each log-variance as a part of the KL's row, in an uncompiled pass that shares it.
-        lent: the parts of the pass that begins next.
+        next_parts: those of the pass that begins next.
         waiting: the weights whose hook has not fired yet, by number.
         share: how the rows of the batch that passes lie on several processes; None where this one has them all.
     """
@@ -106,9 +106,9 @@ class Key(nn.Module):
         self.traced = False
         self.stale = False
         self.handles: tuple[Tensor, ...] | None = None
-        self.offered: tuple[Tensor, ...] | None = None
+        self.next_handles: tuple[Tensor, ...] | None = None
         self.parts: tuple[Tensor, ...] | None = None
-        self.lent: tuple[Tensor, ...] | None = None
+        self.next_parts: tuple[Tensor, ...] | None = None
         self.waiting: dict[int, str] = {}
         self.share: Share | None = None
         self.replay = Replay()
@@ -145,8 +145,8 @@ class Key(nn.Module):
         # Without noise no keys: an exported mean network is PyTorch's operators alone.
         self.graph = operators.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
         self.stale = True
-        self.handles, self.offered = self.offered, None  # what a pass that raised has left is nobody's
-        self.parts = self.lent = None
+        self.handles, self.next_handles = self.next_handles, None  # what a pass that raised has left is nobody's
+        self.parts = self.next_parts = None
 
     @hidden_from_compiler
     def _begin(self) -> None:
@@ -155,8 +155,8 @@ class Key(nn.Module):
                 "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
                 "Call it directly, or use the source network: with model.off()."
             )
-        self.traced, self.handles, self.offered = False, None, None
-        self.parts, self.lent = self.lent, None
+        self.traced, self.handles, self.next_handles = False, None, None
+        self.parts, self.next_parts = self.next_parts, None
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
@@ -277,5 +277,5 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same, and has no pass under way.
-        of_a_pass = dict.fromkeys(("current", "graph", "handles", "offered", "parts", "lent", "share"))
+        of_a_pass = dict.fromkeys(("current", "graph", "handles", "next_handles", "parts", "next_parts", "share"))
         return {**self.__dict__, **of_a_pass, "noisy": True, "calls": {**self.calls}}

@@ -1,4 +1,4 @@
-"""Check whether kept norm statistics fit the mean network, and collect new ones in a pass over the domain."""
+"""Kept norm statistics: whether they fit the mean network, and new ones from a pass over the domain."""
 
 import warnings
 import weakref
@@ -70,7 +70,7 @@ def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
 
 
 @torch.no_grad()
-def show(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
+def update_by_pass(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
     """Move kept norm statistics by a pass over the batches, in eval mode."""
     with model.rest() if noisy else model.mean():
         model.key.training = True
@@ -87,7 +87,7 @@ def move_statistics(model: Perturbed, batches: Callable[[], Iterable[tuple[Tenso
         )
     if model.options.norm_statistics in MOVING:
         with evaluating(model):
-            show(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)
+            update_by_pass(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def own_statistics(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None
             policy.statistics = "domain"  # all batches count equally, earlier statistics not at all
             count = policy.layer._buffers["num_batches_tracked"]
             policy.layer._buffers["num_batches_tracked"] = None if count is None else torch.zeros_like(count)
-        show(model, batches, noisy=False)
+        update_by_pass(model, batches, noisy=False)
         yield
     finally:
         for policy, statistics, noisy, buffers in before:
@@ -122,7 +122,7 @@ def keep_statistics(model: Perturbed, batches: Iterable[Tensor]) -> None:
             if (count := policy.layer._buffers["num_batches_tracked"]) is not None:
                 count.zero_()
         with keeping_noise(model.key), evaluating(model):
-            show(model, batches, noisy=bool(model.noise and model.options.train_samples))
+            update_by_pass(model, batches, noisy=bool(model.noise and model.options.train_samples))
     finally:
         for policy, flag in zip(kept, flags, strict=True):
             policy.statistics, policy.by_batch = "batch", flag
