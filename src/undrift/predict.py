@@ -77,7 +77,7 @@ def predict(
         (torch.Size([5, 3]), True)
     """
     model = unwrapped(model)
-    warn_of_preprocess(model, images, stacklevel=4)  # behind no_grad
+    warn_of_preprocess(model, images)
     samples = checked_samples(model, samples)
     number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
     if mode not in get_args(Mode):

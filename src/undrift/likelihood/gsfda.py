@@ -1,13 +1,12 @@
 """G-SFDA: agreement of neighbours under one feature mask per domain (Yang et al. 2021)."""
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._errors import DataError, OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.features import named, watching
 from undrift.likelihood.masks import Masks, attached_masks, masks_of
@@ -18,6 +17,7 @@ from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import one_of, plain_name
 from undrift.posterior.state import one_pass
+from undrift.system.warning import warn
 
 
 @dataclass(eq=False, kw_only=True)
@@ -105,12 +105,10 @@ class Gsfda(Remembering):
         seeded = torch.Generator().manual_seed(int(model.key.seed))
         masks = self.attached = Masks(width, seeded)
         add_extra(model, self._place(model), masks)
-        warnings.warn(
+        warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train it with undrift_bench.zoo.masked "
-            "and undrift_bench.zoo.masked_loss.",
-            UndriftWarning,
-            stacklevel=2,
+            "and undrift_bench.zoo.masked_loss."
         )
         return masks
 

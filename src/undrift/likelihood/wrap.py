@@ -1,17 +1,16 @@
 """Turn a callable of the logits, or of logits and step, into a likelihood."""
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError, OutputError, UndriftWarning
+from undrift._errors import OptionError, OutputError
 from undrift._types import Likelihood, Step
-from undrift.system.callers import callers_level
 from undrift.system.validate import a_type
+from undrift.system.warning import warn
 
 
 class OfLogits:
@@ -77,12 +76,10 @@ def warn_of_probabilities(logits: Tensor) -> None:
     """Warn if a network ends in a softmax: its probabilities taken for logits make every answer unsure."""
     found = logits.detach()
     if len(found) and bool((found >= 0).all() & ((found.sum(1) - 1).abs() < 5e-3).all()):
-        warnings.warn(
+        warn(
             "the network returns rows that are not negative and sum to 1, as probabilities do; needed: logits, the "
             "scores before the softmax, else every answer looks unsure and steps are tiny. Leave the last softmax out, "
-            "or return log_softmax.",
-            UndriftWarning,
-            stacklevel=callers_level(),
+            "or return log_softmax."
         )
 
 

@@ -107,7 +107,7 @@ class Run:
         # Anew, as what a pack said of itself before is over: the day it was made, too.
         images = self.images.data.size - len(history.bad_images)
         state_facts(self.model, images=images, verdict=str(history.verdict))
-        history.warn(stacklevel=4)
+        history.warn()
         return history
 
     def _epoch(self, bar: Bar) -> None:

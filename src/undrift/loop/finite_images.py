@@ -1,13 +1,12 @@
 """Iterate over the finite images of a domain; skip and count those with NaN or infinity."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError, ProcessLost, UndriftError, UndriftWarning
+from undrift._errors import DataError, ProcessLost, UndriftError
 from undrift.answer.forward import finite_rows
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.unlabelled import Unlabelled, unlabelled_of
@@ -15,6 +14,7 @@ from undrift.options import Statistics
 from undrift.posterior.batch import to_device
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import ranks
+from undrift.system.warning import warn
 
 Failed = Callable[[Exception], DataError]
 """Says where a run stood when the user's data set raised."""
@@ -74,10 +74,10 @@ class FiniteImages:
         return self.data.size > self.data.steps and any(policy.statistics in statistics for policy in self.model.norms)
 
     def warn(self) -> None:
-        """Warn the caller's caller, once, of what the passes so far gave reason to."""
+        """Warn, once, of what the passes so far gave reason to."""
         for doubts in (self.data.doubts, self.looked_at.doubts):
             while doubts:
-                warnings.warn(doubts.pop(), UndriftWarning, stacklevel=3)
+                warn(doubts.pop())
 
     def _finite(self, batches: Pass, failed: Failed) -> Pass:
         try:

@@ -137,7 +137,7 @@ class Stream(Iterator[Prediction]):
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.
         if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
-            warn_of_mean(self.model, stacklevel=3)
+            warn_of_mean(self.model)
         if self.bar is not None:
             if self.report.batches == 1:
                 self._shown.enter_context(self.bar)

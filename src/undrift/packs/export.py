@@ -76,7 +76,7 @@ def export(
         check_installed()
     if images is None and (size := noise_kept(model)):
         asked = "the exported network has none; needed: statistics of its own"
-        warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).", stacklevel=3)
+        warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).")
     plain = mean_network(model, images)
     if format == "state_dict":
         return write_bytes(path, _state_dict(model, plain))

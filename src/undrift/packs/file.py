@@ -1,13 +1,12 @@
 """Save and load one domain as one small file. The layout: docs/reference/format.md."""
 
 import os
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError, PerturbationMismatch, UndriftError, UndriftWarning
+from undrift._errors import OptionError, PerturbationMismatch, UndriftError
 from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect, short
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.header import as_json, facts_of, header
@@ -22,6 +21,7 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
 from undrift.system.atomic import check, write_bytes
 from undrift.system.validate import a_type
+from undrift.system.warning import warn
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -134,11 +134,9 @@ def load(
     check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):
         # Before the network is perturbed, as a warning may be an error.
-        warnings.warn(
+        warn(
             f"{file.path.name} was learned with other preprocessing than yours ({'; '.join(lines)}; the file's first). "
-            "Predictions will be wrong without any error: use model.preprocess, or adapt again with yours.",
-            UndriftWarning,
-            stacklevel=2,
+            "Predictions will be wrong without any error: use model.preprocess, or adapt again with yours."
         )
     return adapted_by(net, file, generator, preprocess)
 

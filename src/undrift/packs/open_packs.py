@@ -1,7 +1,6 @@
 """Open any number of packs on one network; a bad one among good ones is left out."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from undrift._errors import OptionError, UndriftError, UndriftWarning
+from undrift._errors import OptionError, UndriftError
 from undrift.packs.collection import Packs
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.file import check_path, check_source
@@ -18,6 +17,7 @@ from undrift.packs.fits import check_joins
 from undrift.packs.folder import read_folder
 from undrift.packs.router import LIMIT, SOURCE
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.warning import warn
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -136,4 +136,4 @@ def _tried(name: str, call: Callable[[], object], refused: dict[str, UndriftErro
 
 def _warn(refused: Mapping[str, UndriftError]) -> None:
     for error in refused.values():
-        warnings.warn(f"{error} The other packs are used.", UndriftWarning, stacklevel=3)
+        warn(f"{error} The other packs are used.")

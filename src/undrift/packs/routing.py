@@ -76,7 +76,7 @@ class Routing:
         with self.packs.on(name) as model:
             samples = checked_samples(model, self.samples)
             if samples == 0 and isinstance(model, Perturbed):
-                warn_of_mean(model, stacklevel=7)
+                warn_of_mean(model)
             sides = views_asked(model, self.views)
             if name not in self._sessions:
                 self._sessions[name] = PredictSession(model, self.generator, samples)

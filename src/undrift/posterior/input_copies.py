@@ -5,14 +5,13 @@ because some networks write only sometimes. Images are the first tensor argument
 and are passed on unchanged.
 """
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftWarning
 from undrift.posterior.norm import capturing
+from undrift.system.warning import warn
 
 
 class Inputs:
@@ -44,12 +43,10 @@ class Inputs:
         self.copied = before != _writes(images)
         self.known = self.known or first
         if self.copied and not first:
-            warnings.warn(
+            warn(
                 f"a pass of {type(net).__name__} wrote into its input, which the passes before it did not; needed: the "
                 "same images for each draw. From now on it gets copies, but this batch was changed: give it again "
-                "from where it came, or let the network write elsewhere (x = x - mean for x.sub_(mean)).",
-                UndriftWarning,
-                stacklevel=5,
+                "from where it came, or let the network write elsewhere (x = x - mean for x.sub_(mean))."
             )
         return output
 

@@ -1,6 +1,5 @@
 """Kept norm statistics: whether they fit the mean network, and new ones from a pass over the domain."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,12 +7,13 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from undrift._errors import OptionError, UndriftWarning
+from undrift._errors import OptionError
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, noisy_statistics
+from undrift.system.warning import warn
 
 INERT = 0.02  # σ over a kernel's standard deviation below which statistics hardly change; as released it is 0.001
 
@@ -35,14 +35,11 @@ def noise_kept(model: Perturbed) -> float:
     return largest if largest > INERT else 0.0
 
 
-def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
+def warn_of_mean(model: Perturbed) -> None:
     """Warn, once per network, if it answers without noise and its kept norm statistics come from noisy passes.
 
     Every prediction without draws calls this. Statistics that have not moved since the last call are not checked again,
     nor are those that the replay of a CUDA graph moved.
-
-    Args:
-        stacklevel: how far up the caller is; 4 is behind `predict` and its no_grad.
     """
     if model.options.norm_statistics not in MOVING or (seen := _looked_at.get(model, (None, 0))) is None:
         return
@@ -56,16 +53,14 @@ def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
     _looked_at[model] = None if size else (kept, version)
     if size:
         asked = "samples=0 asks the network without noise; needed: draws, or statistics of its own"
-        warn_of_noise(size, asked, "Ask for samples=1 or more, or export(model, path, images=…).", stacklevel + 1)
+        warn_of_noise(size, asked, "Ask for samples=1 or more, or export(model, path, images=…).")
 
 
-def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
+def warn_of_noise(size: float, asked: str, to_do: str) -> None:
     """Warn that statistics kept from passes with noise of that size do not fit a network without it."""
-    warnings.warn(
+    warn(
         f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard deviation), and "
-        f"{asked}, without which a deep network may lose half of its accuracy. {to_do}",
-        UndriftWarning,
-        stacklevel=stacklevel,
+        f"{asked}, without which a deep network may lose half of its accuracy. {to_do}"
     )
 
 

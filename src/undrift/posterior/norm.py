@@ -1,13 +1,12 @@
 """Norm layers of a perturbed network: the statistics they use, and whether scale and shift are trained."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftError, UndriftWarning
+from undrift._errors import UndriftError
 from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
 from undrift.posterior.norm_tracking import AVERAGES, Tracking, can_track
@@ -16,6 +15,7 @@ from undrift.posterior.swap import Swapped
 from undrift.posterior.sync_batch_norm import BatchStatistics, batch_statistics, with_gradient
 from undrift.system.private import BatchNorm, InstanceNorm
 from undrift.system.ranks import Share
+from undrift.system.warning import warn
 
 KINDS: tuple[type[nn.Module], ...] = (BatchNorm, InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -269,12 +269,10 @@ def warn_if_unsound(norms: Sequence[Norm]) -> None:
     sound = torch.stack([tensor.isfinite().all().to(place) for tensor in kept.values()]).tolist()
     bad = [name for name, good in zip(kept, sound, strict=True) if not good]
     if bad:
-        warnings.warn(
+        warn(
             f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
             "needed: finite statistics, as adaptation starts from them. Load the weights again, in float32, or "
-            'perturb with norm_statistics="batch", which does not use them.',
-            UndriftWarning,
-            stacklevel=3,
+            'perturb with norm_statistics="batch", which does not use them.'
         )
 
 

@@ -7,7 +7,6 @@ same key gives the same noise, on any batch split, on any rank, and when a check
 
 import itertools
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift import kernels
-from undrift._errors import UndriftError, UndriftWarning
+from undrift._errors import UndriftError
 from undrift.kernels.keys import key_of_use
 from undrift.posterior.replay import Replay
 from undrift.system.private import (
@@ -27,6 +26,7 @@ from undrift.system.private import (
     in_function_transform,
 )
 from undrift.system.ranks import Share, divided, rank
+from undrift.system.warning import warn
 
 T = TypeVar("T")
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
@@ -178,11 +178,9 @@ class Key(nn.Module):
     def _warn_waiting(self) -> None:
         names = list(self.waiting.values())
         self.waiting = {}
-        warnings.warn(
+        warn(
             f"the forward pass never called {', '.join(names)}: perturbed, but without effect. If the network uses "
-            f"their weights in another way, the noise is missing there; leave them out: exclude={tuple(names)!r}.",
-            UndriftWarning,
-            stacklevel=2,
+            f"their weights in another way, the noise is missing there; leave them out: exclude={tuple(names)!r}."
         )
 
     # Batches that lie on several processes ------------------------------------------------------------------------

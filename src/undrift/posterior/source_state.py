@@ -3,12 +3,10 @@
 `off()` and `remove()` restore these, and the norm layers' own tensors, which `norm.Norm` keeps.
 """
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftWarning
+from undrift.system.warning import warn
 
 
 class SourceState:
@@ -66,12 +64,10 @@ class SourceState:
             return
         self._warned = True
         few = ", ".join(name for name, _ in gone[:3]) + (", …" if len(gone) > 3 else "")
-        warnings.warn(
+        warn(
             f"{len(gone)} weights of the source network ({few}) were written to or replaced inside `with "
             "model.off():`; needed: unchanged weights, because σ, the prior and the norm statistics belong to them. "
-            "For other weights: net = model.remove(), load them, undrift.perturb(net).",
-            UndriftWarning,
-            stacklevel=5,
+            "For other weights: net = model.remove(), load them, undrift.perturb(net)."
         )
 
     @torch.no_grad()

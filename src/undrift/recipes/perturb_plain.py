@@ -1,18 +1,18 @@
 """Put a method's scheme on a plain network."""
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from undrift._errors import UndriftError, UndriftWarning
+from undrift._errors import UndriftError
 from undrift.options import Options
 from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolved
 from undrift.posterior.select import listed, matching, plain_name
+from undrift.system.warning import warn
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -37,7 +37,7 @@ def perturb_plain(
     try:
         for said in (_guessed(net, options), _inert(model)):
             if said is not None:
-                warnings.warn(said, UndriftWarning, stacklevel=3)
+                warn(said)
     except BaseException:  # warnings may be errors
         model.remove()
         raise
