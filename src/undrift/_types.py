@@ -138,10 +138,10 @@ class Doubt(NamedTuple):
 
 
 @runtime_checkable
-class Discerning(Protocol):
-    """A likelihood that can answer images without a step, and detects batches that should not be learned from.
+class SelfPaced(Protocol):
+    """A likelihood that can answer images without a step, and tells which batches not to learn from.
 
-    With one, a stream decides itself when to learn from a batch, and supervises itself.
+    With one, a stream decides when to learn from a batch (`Pacing`), and guards itself.
 
     Attributes:
         unattended: whether a stream should do so.

@@ -110,7 +110,7 @@ def run(
     from undrift.cli.page_arguments import LivePage
     from undrift.cli.resumable import files_of, unread
     from undrift.cli.stream_state import identity_of
-    from undrift.loop.gather import between_steps
+    from undrift.loop.gather import with_kept_statistics
     from undrift.packs.file import save
     from undrift.packs.mean import DEFAULT, compressor
     from undrift.stream import stream
@@ -135,10 +135,13 @@ def run(
         parts = chosen.parts(opened.reader)
         if chosen.recipe is None:
             if gather is not None and domain is None:
-                options = {"norm_statistics": between_steps(resolve(preset or "paper", {})).norm_statistics, **options}
+                options = {
+                    "norm_statistics": with_kept_statistics(resolve(preset or "paper", {})).norm_statistics,
+                    **options,
+                }
             perturbed = open_perturbed(opened, domain, preset, options, seed)
         else:
-            scheme = parts.options if gather is None else between_steps(parts.options)
+            scheme = parts.options if gather is None else with_kept_statistics(parts.options)
             perturbed = perturbed_afresh(opened, scheme, seed)
         episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
         batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)

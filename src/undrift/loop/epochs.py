@@ -9,11 +9,11 @@ from undrift._errors import DataError, ProcessLost
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
-from undrift.loop.begin import EpochPlan
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.many_processes import check_alike, draw_alike, start_alike
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
+from undrift.loop.plans import EpochPlan
 from undrift.loop.spread import spread_of_logits
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.step_views import StepViews
@@ -32,7 +32,7 @@ class Run:
     """One adaptation, from its first step or from a checkpoint to its verdict.
 
     Args:
-        lent: whether a failure restores the plain network, because the user has no model.
+        from_plain: whether the caller gave a plain network, which a failure restores.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class Run:
         likelihood: Likelihood,
         keepers: Sequence[Keeper],
         plan: EpochPlan,
-        lent: bool = False,
+        from_plain: bool = False,
     ) -> None:
-        self.model, self.images, self.likelihood, self.plan, self.lent = model, images, likelihood, plan, lent
+        self.model, self.images, self.likelihood, self.plan = model, images, likelihood, plan
+        self.from_plain = from_plain
         optimiser = optimiser_over_epochs(model, likelihood)
         self.stepper = Stepper(model, likelihood, optimiser, keepers, online=False, more=spread_of_logits)
         falling, self.steps = model.options.adapt_schedule == "shot", plan.epochs * images.data.steps
@@ -260,6 +261,6 @@ class Run:
         go_on = "With checkpoint=… a run could go on from there."
         if path is not None:
             go_on = f"Call adapt again with checkpoint={str(path)!r} to go on."
-        if self.lent:
+        if self.from_plain:
             return f"The network is as it was before the call. {go_on}"
         return f"The model stands {where} and can be used. {go_on}"

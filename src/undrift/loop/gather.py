@@ -67,8 +67,8 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
 
 
-def between_steps(options: Options) -> Options:
-    """Return a method's options with norm statistics that are kept between steps, for the answers in between.
+def with_kept_statistics(options: Options) -> Options:
+    """Return a method's options with norm statistics that are kept between steps, for answers without a step.
 
     "train" makes the same steps as "batch".
     """

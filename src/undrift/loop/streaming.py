@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
+from undrift._types import SelfPaced
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
 from undrift.judge.accuracy import Helping
@@ -19,17 +20,17 @@ from undrift.judge.page.document import write
 from undrift.judge.page.pages import of_stream
 from undrift.judge.page.recording import Recording
 from undrift.loop.balanced import BalancedGather
-from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
 from undrift.loop.guard import Guard
 from undrift.loop.health import Health
 from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
 from undrift.loop.pacing import Pacing
+from undrift.loop.plans import BatchPlan
+from undrift.loop.setup import refuse_off
 from undrift.loop.spread import spread_of
 from undrift.loop.stream_report import StreamReport
 from undrift.loop.switching import Switching
-from undrift.options import Answer
 from undrift.packs.file import save
 from undrift.posterior.batch import device_of, images_of, to_device
 from undrift.posterior.kept_statistics import warn_of_mean
@@ -61,20 +62,20 @@ class Stream(Iterator[Prediction]):
         self,
         online: OnlineSteps,
         batches: Iterator[Any],
-        answer: Answer,
-        episodic: bool,
-        gather: Gather | BalancedGather | None,
+        plan: BatchPlan,
         bar: Bar | None,
         watched: ExitStack,
-        switching: Switching | None = None,
-        *,
-        pacing: Pacing | None = None,
-        guarded: bool = False,
     ) -> None:
-        self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
-        self.gather = gather
-        self.pacing = pacing
-        self._learning = Learning(online, answer, gather, pacing)
+        self.online, self.model, self.bar = online, online.model, bar
+        self.answer, self.episodic, self.gather = plan.answer, plan.episodic, plan.gather
+        self.switching = None if plan.packs is None else Switching(online, plan.packs)
+        likelihood = online.likelihood
+        self_paced = likelihood if isinstance(likelihood, SelfPaced) and not plan.episodic else None
+        by_itself = self_paced is not None and self_paced.discerns(self.model)
+        as_asked = plan.gather is not None or self.model.options.stream_split is not None
+        self.pacing = Pacing(online.report) if by_itself and not as_asked else None
+        self._learning = Learning(online, plan.answer, plan.gather, self.pacing)
+        guarded = self_paced is not None and self_paced.unattended if plan.guard is None else plan.guard
         self.guard = Guard(self._learning) if guarded else None
         self._health = Health()
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
@@ -83,7 +84,6 @@ class Stream(Iterator[Prediction]):
         self._batches = batches
         self._shown = ExitStack()
         self._watched = watched
-        self.switching = switching
         self.recording: Recording | None = None
         self._names: Callable[[], Sequence[str]] | None = None
 
