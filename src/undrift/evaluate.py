@@ -17,12 +17,12 @@ from undrift.images import FileDomain, TensorDomain
 from undrift.judge.metrics import Tally
 from undrift.judge.own_metrics import Metric, OwnMetrics
 from undrift.judge.report import Report, Result, Role
-from undrift.packs.packing import written_by
 from undrift.posterior.batch import images_of
 from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
 from undrift.predict import Mode, predict
 from undrift.system.validate import a_type
+from undrift.system.version import own_version
 
 Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
@@ -284,7 +284,7 @@ def _images(
 
 
 def _about(model: nn.Module, samples: int | None, temperature: float, mode: Mode) -> dict[str, Any]:
-    about: dict[str, Any] = {"undrift": written_by(), "temperature": temperature, "network": type(model).__name__}
+    about: dict[str, Any] = {"undrift": own_version(), "temperature": temperature, "network": type(model).__name__}
     if isinstance(model, Perturbed):
         about["network"] = type(model.net).__name__
         about["mode"] = mode

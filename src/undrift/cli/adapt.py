@@ -57,8 +57,8 @@ def run(
     import torch
 
     from undrift.adapt import adapt
+    from undrift.packs.compression import DEFAULT, compressor
     from undrift.packs.file import save
-    from undrift.packs.mean import DEFAULT, compressor
 
     which = _keep(keep)
     check_pack(out)

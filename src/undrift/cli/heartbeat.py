@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from undrift._errors import DataError
 from undrift.cli.session import Session
 from undrift.loop.streaming import Stream
 from undrift.system.atomic import write_text
+from undrift.system.version import own_version
 
 PERIOD = 10.0
 """Seconds between two writings at least."""
@@ -124,7 +124,7 @@ class Heartbeat:
     def _picture(self, status: str, error: str | None = None) -> dict[str, Any]:
         latency = {f"p{100 * part:g}": round(1e3 * wait, 3) for part, wait in self._latency.quantiles().items()}
         return {
-            "undrift": importlib.metadata.version("undrift"),
+            "undrift": own_version(),
             "status": status,
             "error": error,
             "pid": os.getpid(),

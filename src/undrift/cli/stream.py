@@ -111,8 +111,8 @@ def run(
     from undrift.cli.resumable import files_of, unread
     from undrift.cli.stream_state import identity_of
     from undrift.loop.gather import with_kept_statistics
+    from undrift.packs.compression import DEFAULT, compressor
     from undrift.packs.file import save
-    from undrift.packs.mean import DEFAULT, compressor
     from undrift.stream import stream
 
     check_pack(out)

@@ -16,7 +16,6 @@ from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.options import _suggest
 from undrift.packs.onnx_program import check_installed, onnx_bytes
-from undrift.packs.packing import written_by
 from undrift.packs.state import domain_state
 from undrift.posterior.extra_modules import extra_modules
 from undrift.posterior.kept_statistics import noise_kept, own_statistics, warn_of_noise
@@ -28,6 +27,7 @@ from undrift.posterior.select import plain_name
 from undrift.posterior.state import keeping_noise
 from undrift.system.atomic import check, write_bytes
 from undrift.system.validate import a_type
+from undrift.system.version import own_version
 
 Format = Literal["state_dict", "torch.export", "onnx"]
 FORMATS = {"state_dict": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
@@ -182,7 +182,7 @@ def _saved(program: torch.export.ExportedProgram, about: dict[str, str]) -> byte
 
 def _about(model: Perturbed) -> dict[str, str]:
     """Return metadata for users of the file: what wrote it, preprocessing, class names."""
-    texts = {"undrift": written_by()}
+    texts = {"undrift": own_version()}
     if model.preprocess is not None:
         texts["preprocess"] = json.dumps(model.preprocess.to_dict())
     if model.classes is not None:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError, PerturbationMismatch, UndriftError
+from undrift.packs.compression import DEFAULT, EXACT, compressor, mean_shifts
 from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect, short
+from undrift.packs.file_bytes import to_bytes
 from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.header import as_json, facts_of, header
-from undrift.packs.mean import DEFAULT, EXACT, compressor, mean_shifts
-from undrift.packs.packing import pack
 from undrift.packs.sections import ROUTER, Sections
 from undrift.packs.state import domain_state, fill, finite, plain_tensors
 from undrift.packs.vectors import rounded, vector_shifts
@@ -90,7 +90,7 @@ def save(
         kept = {key: _log_var(key, tensor) for key, tensor in kept.items() if key not in vectors}
         shifts |= vectors
     tensors, entries = Sections(kept, shifts, router, facts).written()
-    return write_bytes(path, pack(tensors, texts | {key: as_json(value) for key, value in entries.items()}))
+    return write_bytes(path, to_bytes(tensors, texts | {key: as_json(value) for key, value in entries.items()}))
 
 
 def load(

@@ -10,10 +10,10 @@ from torch import nn
 
 from undrift._errors import OptionError, UndriftError
 from undrift.packs.collection import Packs
+from undrift.packs.compatible import check_compatible
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
-from undrift.packs.fits import check_joins
 from undrift.packs.folder import read_folder
 from undrift.packs.router import LIMIT, SOURCE
 from undrift.posterior.perturbed import Perturbed
@@ -87,7 +87,7 @@ def files_for(model: Perturbed, packs: "Packs | Place | Sequence[Place]", episod
     def take(file: DomainFile) -> None:
         nonlocal preprocess, classes
         check_source(model, file, own)
-        check_joins(file, file.name, (SOURCE, *chosen), preprocess, classes)
+        check_compatible(file, file.name, (SOURCE, *chosen), preprocess, classes)
         chosen[file.name] = file
         preprocess, classes = preprocess or file.preprocess, classes or file.classes
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift.packs.mean import mean_shifts, trained_weights
+from undrift.packs.compression import mean_shifts, trained_weights
 from undrift.posterior.kept_statistics import update_by_pass
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
 
 
-def check_joins(
+def check_compatible(
     found: DomainFile,
     name: str,
     names: Collection[str],

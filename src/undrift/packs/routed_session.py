@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from undrift.packs.collection import Packs
 
 
-class Routing:
-    """What one call of `Packs.predict` asks, over its batches; noise continues from one batch to the next."""
+class RoutedSession:
+    """The answers of one call of `Packs.predict`, batch by batch; noise continues from one batch to the next."""
 
     def __init__(
         self,
