@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from undrift._errors import OptionError
 from undrift.answer.average import average, average_finite, no_answer
 from undrift.answer.draws import limit_of
-from undrift.answer.fast_mode import FewDraws, few_draws, joined, one_pass_is_enough
+from undrift.answer.fast_mode import FewDraws, calibrated, few_draws, one_pass_is_enough
 from undrift.answer.forward import batches_of, finite_images, unwrapped
 from undrift.answer.predict_session import PredictSession, checked_samples, views_asked
 from undrift.answer.prediction import Prediction
@@ -91,7 +91,7 @@ def predict(
         fold_limit = limit_of(model, fold_limit)
         if samples > 3 or fold_limit != 0:
             few = partial(_average_few, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
-            return joined(list(session.each(batches_of(images, batch_size), images, few)), samples)
+            return calibrated(list(session.each(batches_of(images, batch_size), images, few)), samples)
     full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit, views=sides)
     if tile is not None:
         full = partial(over_tiles, full, tile)

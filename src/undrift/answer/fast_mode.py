@@ -27,7 +27,7 @@ _GRID = 17
 
 @dataclass(frozen=True)
 class FewDraws:
-    """What `joined` needs of one batch.
+    """What `calibrated` needs of one batch.
 
     Attributes:
         logits: the draws' mean log-probabilities of each image.
@@ -105,7 +105,7 @@ def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return logs.mean(2), entropy_of(logs.exp()).mean(1)
 
 
-def joined(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
+def calibrated(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
     """Return the predictions of all batches: softmax(logits / T), with one T for all their images.
 
     T gives the answers the sharpness (mean over images of Σ p²) of the average of `samples` draws, estimated without

@@ -13,7 +13,7 @@ from undrift.cli.image_arguments import Root, hold_if_small, skipped_of
 from undrift.cli.likelihood_arguments import LikelihoodFlags
 from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, choose
 from undrift.cli.model_arguments import ModelFlags
-from undrift.cli.opened import open_both, perturbed_afresh
+from undrift.cli.open_inputs import open_both, perturbed_afresh
 from undrift.cli.output_paths import Force, alone, beside, check_pack
 from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command

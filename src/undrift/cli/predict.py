@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undrift._errors import OptionError, UndriftError, UndriftWarning
+from undrift.cli.answer_parts import AnswerParts, check_parts
 from undrift.cli.answers import (
     ABSTAIN,
     Add,
@@ -28,9 +29,8 @@ from undrift.cli.answers import (
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, skipped_of
 from undrift.cli.model_arguments import ModelFlags, open_adapted
-from undrift.cli.opened import open_both
+from undrift.cli.open_inputs import open_both
 from undrift.cli.output_paths import Force
-from undrift.cli.parts import AnswerParts, check_parts
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import (
     BatchSize,

@@ -180,7 +180,7 @@ class History:
             labels: their classes, in order, for the page alone.
             most: use at most so many images, spread evenly over a tensor or a domain.
         """
-        from undrift.judge.page.asking import compare
+        from undrift.judge.page.compare import compare
         from undrift.judge.page.document import write
         from undrift.judge.page.pages import of_history
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.images import FileDomain, TensorDomain
-from undrift.judge.by_image import activations, chosen_layers
+from undrift.judge.activations import activations, chosen_layers
 from undrift.packs.domain_file import Sigma, sigmas
 from undrift.posterior.kept_statistics import fitting_mean, noise_kept
 from undrift.posterior.layers import evaluating

@@ -9,12 +9,12 @@ from undrift._errors import DataError, ProcessLost
 from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
+from undrift.loop.diversity import entropy_and_balance
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.many_processes import check_alike, draw_alike, start_alike
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
 from undrift.loop.plans import EpochPlan
-from undrift.loop.spread import spread_of_logits
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.step_views import StepViews
 from undrift.loop.surveys import Surveys
@@ -47,7 +47,7 @@ class Run:
         self.model, self.images, self.likelihood, self.plan = model, images, likelihood, plan
         self.from_plain = from_plain
         optimiser = optimiser_over_epochs(model, likelihood)
-        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=False, more=spread_of_logits)
+        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=False, more=entropy_and_balance)
         falling, self.steps = model.options.adapt_schedule == "shot", plan.epochs * images.data.steps
         self.schedule = Schedule(optimiser, falling, self.steps)
         self.randomness = Randomness(device_of(model), images.data.generators)

@@ -15,11 +15,12 @@ from undrift._types import SelfPaced
 from undrift.answer.forward import blank_logits, finite_rows
 from undrift.answer.prediction import Prediction
 from undrift.judge.accuracy import Helping
-from undrift.judge.page.asking import source_answer
+from undrift.judge.page.compare import source_answer
 from undrift.judge.page.document import write
 from undrift.judge.page.pages import of_stream
 from undrift.judge.page.recording import Recording
 from undrift.loop.balanced import BalancedGather
+from undrift.loop.diversity import entropy_and_balance_of
 from undrift.loop.gather import Gather, warn_of_single
 from undrift.loop.guard import Guard
 from undrift.loop.health import Health
@@ -28,7 +29,6 @@ from undrift.loop.online import OnlineSteps
 from undrift.loop.pacing import Pacing
 from undrift.loop.plans import BatchPlan
 from undrift.loop.setup import refuse_off
-from undrift.loop.spread import spread_of
 from undrift.loop.stream_report import StreamReport
 from undrift.loop.switching import Switching
 from undrift.packs.file import save
@@ -110,7 +110,7 @@ class Stream(Iterator[Prediction]):
 
         The balance is the entropy of the predicted classes over log C. Reading this waits for a GPU.
         """
-        entropy, balance = (math.nan, math.nan) if self._answered is None else spread_of(self._answered)
+        entropy, balance = (math.nan, math.nan) if self._answered is None else entropy_and_balance_of(self._answered)
         return self._numbers | {"entropy": entropy, "balance": balance}
 
     def __next__(self) -> Prediction:

@@ -1,4 +1,4 @@
-"""Measure the confidence and the diversity of predictions, which loops show beside their loss."""
+"""Measure how certain and how diverse predictions are, for the numbers that loops show beside the loss."""
 
 import math
 
@@ -9,7 +9,7 @@ from undrift.answer.prediction import Prediction, entropy_of, histogram
 from undrift.posterior.outputs import rows
 
 
-def spread_of_logits(logits: Tensor) -> tuple[Tensor, Tensor]:
+def entropy_and_balance(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean entropy of the predictions, and the entropy of their mean over ln(classes)."""
     log_p = rows(logits).log_softmax(1)
     p = log_p.exp()
@@ -17,7 +17,7 @@ def spread_of_logits(logits: Tensor) -> tuple[Tensor, Tensor]:
     return -(p * log_p).sum(1).mean(), balance
 
 
-def spread_of(prediction: Prediction) -> tuple[float, float]:
+def entropy_and_balance_of(prediction: Prediction) -> tuple[float, float]:
     """Return the mean entropy, and the entropy of the predicted classes over log C: 1 when all are as frequent."""
     classes = prediction.probs.shape[1]
     counts = histogram(prediction.label, classes)
