@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step
+from undrift.posterior.state import extra_pass
 
 if TYPE_CHECKING:
     from undrift.answer.views import ReversibleView
@@ -47,12 +47,12 @@ class Step:
         Norm layers work as in a step. With "batch" and "train" they normalise these images by their own statistics.
         With "moving" and "domain" they use the kept ones, which do not fit a mean network if noisy draws moved them.
         """
-        with beside_a_step(self.model, noisy=False):
+        with extra_pass(self.model, noisy=False):
             return self.forward(self.images if images is None else images)
 
     def drawn_logits(self, images: Tensor | None = None) -> Tensor:
         """Return the logits of a fresh draw for the batch, or other images, with gradients; update no statistics."""
-        with beside_a_step(self.model, noisy=True):
+        with extra_pass(self.model, noisy=True):
             return self.forward(self.images if images is None else images)
 
 

@@ -23,10 +23,10 @@ def test_parts_are_runs_that_cover_a_batch_once(rows: int, count: int) -> None:
 def test_one_process_takes_everything_and_sends_nothing() -> None:
     x, before = torch.arange(5.0), ranks.bytes_sent()
     assert torch.equal(ranks.part(x), x)
-    assert ranks.summed([x])[0] is x
-    ranks.from_first([x])
-    ranks.agree("anything", "options")
-    assert (ranks.processes(), ranks.rank(), ranks.bytes_sent()) == (1, 0, before)
+    assert ranks.sum_over_processes([x])[0] is x
+    ranks.broadcast([x])
+    ranks.require_equal("anything", "options")
+    assert (ranks.world_size(), ranks.rank(), ranks.bytes_sent()) == (1, 0, before)
 
 
 def test_a_share_knows_where_its_rows_begin() -> None:

@@ -89,9 +89,11 @@ class Crew:
         """Return what all processes found, inside `together`."""
         if self.count == 1:
             return dict(mine)
-        from undrift.system.ranks import texts
+        from undrift.system.ranks import gather_texts
 
-        return {name: value for text in texts(json.dumps(dict(mine))) for name, value in json.loads(text).items()}
+        return {
+            name: value for text in gather_texts(json.dumps(dict(mine))) for name, value in json.loads(text).items()
+        }
 
     def _store(self) -> Any:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__

@@ -76,12 +76,12 @@ class Run:
 
     def prepare(self) -> None:
         """Go on from the checkpoint, or survey the source network; everything wrong with the inputs shows here."""
-        if self.plan.checkpoint is not None or ranks.processes() > 1:
+        if self.plan.checkpoint is not None or ranks.world_size() > 1:
             self.identity = resume.identity(self)
         start_alike(self.model, self.randomness, self.identity)
         path = self.plan.checkpoint
         found = None if path is None else checkpoint.read(path, self.identity)
-        ranks.agree("nothing" if found is None else str(found.values), f"a checkpoint at {path}")
+        ranks.require_equal("nothing" if found is None else str(found.values), f"a checkpoint at {path}")
         if found is not None:
             resume.unpack(self, found)
             return
@@ -234,7 +234,7 @@ class Run:
             self.idle_steps,
             self.model,
             self.surveys.views,
-            ranks.processes(),
+            ranks.world_size(),
             self.sent // max(1, self.sent_steps),
         )
 

@@ -16,7 +16,7 @@ from undrift.likelihood import one_number
 from undrift.likelihood.wrap import check_positions, warn_of_probabilities
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step, drawing
+from undrift.posterior.state import extra_pass, noise_switched
 from undrift.system import ranks
 from undrift.system.autocast import weights_moved
 
@@ -105,7 +105,7 @@ class Gradient:
             with torch.set_grad_enabled(bool(self.learnables)):
                 for draw in range(draws):
                     # Statistics move once per batch, however many draws there are; all are normalised alike.
-                    with beside_a_step(model, noisy) if draw or climbed else drawing(key, noisy):
+                    with extra_pass(model, noisy) if draw or climbed else noise_switched(key, noisy):
                         logits = forward(model, images)
                     key.training = False
                     check_positions(self.likelihood, logits)
@@ -121,7 +121,7 @@ class Gradient:
                     if self.answers and not climbed:
                         answers += [self._answer(logits.detach()), *self._other_views(images, noisy)]
                 if asked and model.key.share is not None:
-                    ranks.summed([p.grad for p in self.learnables if p.grad is not None])
+                    ranks.sum_over_processes([p.grad for p in self.learnables if p.grad is not None])
                 kl = self._penalties(size) if asked and self.learnables else likelihood.new_zeros(())
         finally:
             key.training = training
@@ -146,7 +146,7 @@ class Gradient:
         others = self.views.of(images)[1:]
         if not others:
             return []
-        with beside_a_step(self.model, noisy):
+        with extra_pass(self.model, noisy):
             return [self._answer(view.answer(forward(self.model, view(images)))) for view in others]
 
     def _penalties(self, size: int | Tensor) -> Tensor:
@@ -164,5 +164,5 @@ def _beside(model: Perturbed, images: Tensor) -> Tensor:
     A function of the model: as a method it would tie a likelihood that remembers its step to itself, and a stream that
     was stopped in one would keep the network until the garbage collector runs.
     """
-    with beside_a_step(model, model.key.noisy):
+    with extra_pass(model, model.key.noisy):
         return forward(model, images)

@@ -19,7 +19,7 @@ from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step, fill_likelihood, likelihood_state, moving_by, restore, snapshot
+from undrift.posterior.state import extra_pass, fill_likelihood, likelihood_state, norm_momentum, restore, snapshot
 from undrift.system.autocast import weights_moved
 from undrift.system.private import exp_all
 
@@ -84,13 +84,13 @@ class OnlineSteps:
             for why in step.resets:
                 self.report.reset(why)
 
-        with moving_by(self.model, self.model.options.stream_norm_momentum):
+        with norm_momentum(self.model, self.model.options.stream_norm_momentum):
             answer = self.stepper.step(images, seen, self.stepper.mark(), count).answer
         assert answer is not None, "the passes of a stream's step are answers"
         return answer
 
     def _mean_logits(self, images: Tensor) -> Tensor:
-        with beside_a_step(self.model, noisy=False):
+        with extra_pass(self.model, noisy=False):
             return forward(self.model, images)
 
     def watch(self) -> bool:

@@ -17,7 +17,7 @@ from undrift.loop.means import pull, turn_to_gradient
 from undrift.loop.optimise import climbed, learnables, slowed
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import filled_in
+from undrift.posterior.state import forget_noise_seen
 from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import uninterrupted
 
@@ -172,7 +172,7 @@ class StepMark:
         """Go back to the mark."""
         for layer, buffers in self._statistics:
             layer._buffers.update(buffers)
-        filled_in(self.model)
+        forget_noise_seen(self.model)
         if self._step is not None:
             self.model.key.step.copy_(self._step)
 

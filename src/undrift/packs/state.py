@@ -12,7 +12,7 @@ from undrift.packs.shift import Shift
 from undrift.packs.vectors import VAR
 from undrift.posterior.extra_modules import extra_state
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import filled_in
+from undrift.posterior.state import forget_noise_seen
 from undrift.system.autocast import weights_moved
 
 
@@ -97,7 +97,7 @@ def fill(
     for name in needed.keys() - {COUNTS}:
         value = state[name]
         value.copy_(tensors[name] if name in tensors else _added(shifts[name], value))
-    filled_in(model)
+    forget_noise_seen(model)
 
 
 def _added(shift: Shift, value: Tensor) -> Tensor:
@@ -131,4 +131,4 @@ def fill_start(model: Perturbed, file: DomainFile) -> None:
         elif name in file.shifts:
             value.copy_(_added(file.shifts[name], value))
     weights_moved()
-    filled_in(model)
+    forget_noise_seen(model)

@@ -25,7 +25,7 @@ from undrift.system.private import (
     in_backward,
     in_function_transform,
 )
-from undrift.system.ranks import Share, divided, rank
+from undrift.system.ranks import Share, divide, rank
 from undrift.system.warning import warn
 
 T = TypeVar("T")
@@ -198,7 +198,7 @@ class Key(nn.Module):
     @contextmanager
     def dividing(self, batch: Tensor) -> Iterator[Tensor]:
         """Give this process its part of a batch that every process holds, for as long as it passes."""
-        self.share, mine = divided(batch)
+        self.share, mine = divide(batch)
         try:
             yield mine
         finally:

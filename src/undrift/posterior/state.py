@@ -15,8 +15,8 @@ from undrift.system.interrupts import surely
 
 
 @contextmanager
-def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
-    """Move statistics at another pace for the length of a `with` block."""
+def norm_momentum(model: Perturbed, momentum: float) -> Iterator[None]:
+    """Move norm statistics with another momentum for the length of a `with` block."""
     paces = [policy.momentum for policy in model.norms]
     for policy in model.norms:
         policy.momentum = momentum
@@ -80,7 +80,7 @@ def one_pass(model: Perturbed) -> Iterator[Perturbed]:
 
 
 @contextmanager
-def drawing(key: Key, noisy: bool) -> Iterator[None]:
+def noise_switched(key: Key, noisy: bool) -> Iterator[None]:
     """Switch noise on or off for the length of a `with` block."""
     before, key.noisy = key.noisy, noisy
     try:
@@ -90,15 +90,15 @@ def drawing(key: Key, noisy: bool) -> Iterator[None]:
 
 
 @contextmanager
-def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
-    """Give the network with or without noise, its norm layers as in a step, but without moving statistics.
+def extra_pass(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
+    """Give the network for a pass beside the step's own: norm layers work as in a step, but statistics do not move.
 
     With `rest()`, "train" would use the moved average instead of the batch's statistics, and noisy averages do not fit
     the mean network: in steps of a ResNet-50 on sketches it was right for 17 %, with batch statistics for 40
     (benchmarks/noise_statistics.py).
     """
     # A pace of 0 keeps an average; the average over a domain has no pace, so all but "train" rest.
-    with drawing(model.key, noisy), model.rest(), moving_by(model, 0.0):
+    with noise_switched(model.key, noisy), model.rest(), norm_momentum(model, 0.0):
         model.key.training = model.options.norm_statistics == "train"
         yield model
 
@@ -129,11 +129,11 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
         )
     for name, tensor in own.items():
         tensor.copy_(state[name])
-    filled_in(model)
+    forget_noise_seen(model)
 
 
-def filled_in(model: Perturbed) -> None:
-    """Forget what is known of the statistics, after another state was filled in."""
+def forget_noise_seen(model: Perturbed) -> None:
+    """Forget whether kept statistics have seen noise, because others took their place."""
     for policy in model.norms:
         policy.noisy = False
 
