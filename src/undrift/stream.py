@@ -127,7 +127,7 @@ def stream(
             optimiser = make_optimiser(perturbed, perturbed.options.stream_optimiser, plan.lr, own=own_parameters(loss))
             steps = OnlineSteps(perturbed, loss, optimiser, parts.keepers, captured)
             bar = Bar("stream", length_hint(batches) or None) if progress else None
-            answers = Stream(steps, iter(batches), plan, bar, watched.pop_all())
+            answers = Stream(steps, iter(batches), plan, bar, watched)
         if recipe is not None:
             perturbed.remove_when_unused()
         return answers

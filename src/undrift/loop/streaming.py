@@ -56,6 +56,9 @@ class Stream(Iterator[Prediction]):
         guard: goes back where the network has become worse than its source; None in a stream without.
         switching: knows the domains of a stream with packs; None in a stream without.
         recording: what `page` shows besides the counts, from `record` on; None before.
+
+    Args:
+        watched: what is attached to the network for the likelihood; `remove` closes it.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Stream(Iterator[Prediction]):
         watched: ExitStack,
     ) -> None:
         self.online, self.model, self.bar = online, online.model, bar
+        self._shown = ExitStack()
         self.answer, self.episodic, self.gather = plan.answer, plan.episodic, plan.gather
         self.switching = None if plan.packs is None else Switching(online, plan.packs)
         likelihood = online.likelihood
@@ -82,10 +86,9 @@ class Stream(Iterator[Prediction]):
         self._answered: Prediction | None = None
         self._single = 0  # batches of one image in a row
         self._batches = batches
-        self._shown = ExitStack()
-        self._watched = watched
         self.recording: Recording | None = None
         self._names: Callable[[], Sequence[str]] | None = None
+        self._watched = watched.pop_all()  # last: until here the caller closes it after an error
 
     @property
     def report(self) -> StreamReport:
