@@ -129,6 +129,8 @@ class Doubt(NamedTuple):
         views: the share of images whose label differs from that of a view, with the images' own statistics.
         away: the distance of their means from the kept ones in the last norm layer (`DomainStatistics.away`).
         counted: the entropy of their labels with their own statistics; `kept`: with the last norm layers' kept ones.
+
+    If views agree, `away` is 0 and `kept` equals `counted`: they were not computed.
     """
 
     views: float
@@ -165,8 +167,8 @@ class SelfPaced(Protocol):
         """Return probabilities for each view of images separately; an answer would be their mean."""
         ...
 
-    def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
-        """Return the signs that images are not a sample of their domain."""
+    def doubt(self, model: Perturbed, images: Tensor, least: float) -> Doubt:
+        """Return the signs that images are not a sample of their domain; `least` as in `Teacher.doubt`."""
         ...
 
 

@@ -114,8 +114,8 @@ def test_in_a_run_the_network_that_names_fewer_classes_counts_more(size: int) ->
 
         names: Tensor
 
-        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
-            super().doubt(model, images)
+        def doubt(self, model: undrift.Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
+            super().doubt(model, images, least)
             return Doubt(0.4, 2.0, 2.2, 1.0)
 
         def answer_alone(self, model: undrift.Perturbed, images: Tensor, counted: bool) -> Tensor:
@@ -180,8 +180,8 @@ def test_the_decisions_of_pacing_by_hand() -> None:
     said: list[Doubt] = []
 
     class Scripted(Teacher):
-        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
-            super().doubt(model, images)
+        def doubt(self, model: undrift.Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
+            super().doubt(model, images, least)
             said.append(script[len(said)])
             return said[-1]
 

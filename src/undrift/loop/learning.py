@@ -15,7 +15,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import Pacing, fewer_classes, of_few_classes
+from undrift.loop.pacing import DOUBT, Pacing, fewer_classes, of_few_classes
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.layers import evaluating
@@ -92,7 +92,7 @@ class Learning:
             # Of all images: an error then shows the user's batch.
             pacing.maps = likelihood.answer_alone(self.model, images, counted=False).ndim != 2
         if pacing.maps or pacing.whole(images):
-            if pacing.maps or pacing.sample(likelihood.doubt(self.model, images)):
+            if pacing.maps or pacing.sample(likelihood.doubt(self.model, images, DOUBT)):
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
@@ -109,14 +109,14 @@ class Learning:
                 pacing.gather.keep(images)
                 return Prediction.of(probs, None, sound)
             pacing.gather.forget(images)
-            if pacing.sample(likelihood.doubt(self.model, enough)):
+            if pacing.sample(likelihood.doubt(self.model, enough, DOUBT)):
                 self._steps_of(pacing, enough, images, None)
                 return Prediction.of(probs, None, sound)
             gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
 
         def step(full: Tensor, new: int) -> bool:
             # Where predictions are poor, a memory of one run looks balanced and is not.
-            wait = of_few_classes(likelihood.doubt(self.model, full))
+            wait = of_few_classes(likelihood.doubt(self.model, full, DOUBT))
             return wait or self._steps_of(pacing, full, images, new)
 
         pacing.remember(gathered, classes, step)
