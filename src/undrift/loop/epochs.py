@@ -18,7 +18,7 @@ from undrift.loop.plans import EpochPlan
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.step_views import StepViews
 from undrift.loop.surveys import Surveys
-from undrift.packs.knowing import state_facts
+from undrift.packs.gather_moments import set_facts
 from undrift.posterior.batch import device_of
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
@@ -102,12 +102,12 @@ class Run:
         if not self.finished:
             self._finish()
         self.surveys.settle_views(self._failed)
-        self.surveys.know_domain(self._failed)
+        self.surveys.describe_domain(self._failed)
         self.surveys.settle_helping(self._failed)
         history = self.history()
         # Anew, as what a pack said of itself before is over: the day it was made, too.
         images = self.images.data.size - len(history.bad_images)
-        state_facts(self.model, images=images, verdict=str(history.verdict))
+        set_facts(self.model, images=images, verdict=str(history.verdict))
         history.warn()
         return history
 
