@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from undrift.answer.average import average_finite, no_answer
 from undrift.answer.draws import draw
-from undrift.answer.forward import forward
+from undrift.answer.forward import finite_images, forward
 from undrift.answer.prediction import Prediction, entropy_of
 from undrift.posterior.outputs import per_image
 from undrift.posterior.perturbed import Perturbed
@@ -54,6 +55,18 @@ class FewDraws:
         known = across + own + inner < torch.inf  # NaN is not below anything, so a bad row adds nothing
         overlap = torch.stack([across, own, torch.ones_like(own)]).where(known, 0).sum(1)
         return FewDraws(logits, inner, overlap, sound)
+
+
+def fast_answer(
+    model: Perturbed, images: Tensor, samples: int, temperature: float, fold_limit: int | None
+) -> FewDraws | Prediction:
+    """Return a few draws of a batch for `calibrated`; or its answer, if all draws fit one short pass."""
+    images, finite = finite_images(model, images)
+    if len(images) == 0:
+        return no_answer(model, images, finite)
+    if one_pass_is_enough(images, samples, fold_limit):
+        return average_finite(model, images, finite, samples, temperature, fold_limit)
+    return few_draws(model, images, finite, temperature, fold_limit)
 
 
 def few_draws(
