@@ -17,7 +17,7 @@ from undrift.loop.gather import with_kept_statistics
 from undrift.loop.online import OnlineSteps
 from undrift.loop.optimise import make_optimiser, own_parameters
 from undrift.loop.plans import batch_plan, check_batches
-from undrift.loop.setup import watching
+from undrift.loop.setup import watched_by
 from undrift.loop.streaming import Stream
 from undrift.options import Answer
 from undrift.packs.open_packs import Place
@@ -123,7 +123,7 @@ def stream(
             check_recordable(perturbed, loss, parts.keepers)
         with ExitStack() as watched:
             # Before the optimiser: a likelihood may make parameters of its own once it sees the network.
-            watched.enter_context(watching(perturbed, loss))
+            watched.enter_context(watched_by(perturbed, loss))
             optimiser = make_optimiser(perturbed, perturbed.options.stream_optimiser, plan.lr, own=own_parameters(loss))
             steps = OnlineSteps(perturbed, loss, optimiser, parts.keepers, captured)
             bar = Bar("stream", length_hint(batches) or None) if progress else None

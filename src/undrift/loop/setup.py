@@ -40,7 +40,7 @@ def refuse_off(model: Perturbed, verb: str) -> None:
         raise UndriftError(f"the perturbation is off; {needed}. Call it, and step a stream, outside of model.off().")
 
 
-def watching(model: Perturbed, likelihood: Likelihood) -> AbstractContextManager[None]:
+def watched_by(model: Perturbed, likelihood: Likelihood) -> AbstractContextManager[None]:
     """Let the likelihood watch the network for the length of a `with` block."""
     return likelihood.watch(model) if isinstance(likelihood, Watching) else nullcontext()
 
@@ -48,7 +48,7 @@ def watching(model: Perturbed, likelihood: Likelihood) -> AbstractContextManager
 @contextmanager
 def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
     """Give the network in eval mode, its norm statistics free to move, and let the likelihood watch it."""
-    with evaluating(model), watching(model, likelihood):
+    with evaluating(model), watched_by(model, likelihood):
         model.key.train()
         try:
             yield

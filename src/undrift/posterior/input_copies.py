@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.posterior.norm import capturing
+from undrift.posterior.source_state import write_count
 from undrift.system.warning import warn
 
 
@@ -38,9 +39,9 @@ class Inputs:
         if first:
             args, kwargs = copies(args, kwargs)
             images = _images(args, kwargs)
-        before = _writes(images)
+        before = write_count(images)
         output = net(*args, **kwargs)
-        self.copied = before != _writes(images)
+        self.copied = before != write_count(images)
         self.known = self.known or first
         if self.copied and not first:
             warn(
@@ -72,7 +73,3 @@ def _copy(x: Tensor) -> Tensor:
 
 def _images(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-
-
-def _writes(x: Tensor | None) -> int:
-    return 0 if x is None or x.is_inference() else x._version

@@ -12,6 +12,7 @@ from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.source_state import write_count
 from undrift.posterior.state import keeping_noise, noisy_statistics
 from undrift.system.warning import warn
 
@@ -46,7 +47,7 @@ def warn_of_mean(model: Perturbed) -> None:
     kept = next((p.layer._buffers["running_mean"] for p in model.norms if p.statistics in MOVING), None)
     if kept is None:
         return
-    version = 0 if kept.is_inference() else kept._version  # filling in writes into the same tensor
+    version = write_count(kept)  # filling in writes into the same tensor
     if seen[0] is kept and seen[1] == version:
         return
     size = noise_kept(model)

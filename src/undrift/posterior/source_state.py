@@ -35,7 +35,7 @@ class SourceState:
             parameter.requires_grad_(flag)
         self._restore_buffers()
         there = {id(p) for p in self.net.parameters()}
-        self._written = [_writes(p) if id(p) in there else None for p, _ in self._grads]
+        self._written = [write_count(p) if id(p) in there else None for p, _ in self._grads]
 
     def leave(self) -> None:
         """Freeze the weights, and undo what forward passes in train mode did to the source's buffers."""
@@ -81,9 +81,9 @@ class SourceState:
 
 
 def _written(weight: Tensor, count: int, there: set[int]) -> bool:
-    return id(weight) not in there or _writes(weight) > count
+    return id(weight) not in there or write_count(weight) > count
 
 
-def _writes(weight: Tensor) -> int:
-    """Return how often a tensor was written to; inference tensors do not count."""
-    return 0 if weight.is_inference() else weight._version
+def write_count(tensor: Tensor | None) -> int:
+    """Return how often a tensor was written to; 0 for inference tensors, which do not count it."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
