@@ -209,4 +209,4 @@ class Learning:
         before = self.online.step(images, new)
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)
-        return before, self.online.watch()
+        return before, self.online.reset_if_broken()

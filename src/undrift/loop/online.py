@@ -93,8 +93,8 @@ class OnlineSteps:
         with extra_pass(self.model, noisy=False):
             return forward(self.model, images)
 
-    def watch(self) -> bool:
-        """Put the start state back if the present one is not finite; return whether it did."""
+    def reset_if_broken(self) -> bool:
+        """Restore the start state if the present one is not finite; return whether it did."""
         groups = self.optimiser.param_groups
         values = [p for g in groups if "log_var" not in g["name"] for p in g["params"]]
         log_vars = [p for g in groups if "log_var" in g["name"] for p in g["params"]]
