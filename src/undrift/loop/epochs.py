@@ -7,9 +7,9 @@ from torch import Tensor
 
 from undrift._errors import DataError, ProcessLost
 from undrift._types import Keeper, Likelihood, Refreshing
+from undrift.answer.prediction import entropy_and_balance
 from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
-from undrift.loop.diversity import entropy_and_balance
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.many_processes import check_alike, draw_alike, start_alike

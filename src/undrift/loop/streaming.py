@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from undrift._errors import PerturbationMismatch
 from undrift._types import SelfPaced
 from undrift.answer.forward import blank_logits, finite_rows
-from undrift.answer.prediction import Prediction
+from undrift.answer.prediction import Prediction, entropy_and_balance_of
 from undrift.judge.accuracy import Helping
 from undrift.judge.page.compare import source_answer
 from undrift.judge.page.document import write
 from undrift.judge.page.pages import of_stream
 from undrift.judge.page.recording import Recording
 from undrift.loop.balanced import BalancedGather
-from undrift.loop.diversity import entropy_and_balance_of
 from undrift.loop.gather import Gather, warn_of_single
 from undrift.loop.guard import Guard
 from undrift.loop.health import Health

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import batches_of
 from undrift.options import _suggest
-from undrift.packs.compatible import check_compatible
+from undrift.packs.compatible import check_compatible, check_path, check_source
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.evidence import DomainMoments
-from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
 from undrift.packs.pack import Pack
 from undrift.packs.pack_table import table

@@ -1,13 +1,49 @@
-"""Check whether a domain file may join others on one network."""
+"""Check that a domain file fits a network, and the other packs on it."""
 
+import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from undrift._errors import OptionError, PerturbationMismatch
-from undrift.packs.domain_file import DomainFile
+from undrift.packs.domain_file import DomainFile, short
+from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
+from undrift.system.validate import a_type
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
+
+
+def check_path(path: object) -> None:
+    """Raise where a path is no text."""
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(
+            f"the path of the domain file is {path!r}, {a_type(path)}; needed: text, or a pathlib.Path. Give "
+            "its name, such as 'clinic-b.safetensors'."
+        )
+
+
+def check_source(net: nn.Module, file: DomainFile, own: str | None = None) -> None:
+    """Raise where a domain file was learned on another network.
+
+    Args:
+        own: the network's fingerprint, where it is known: it takes a look at every weight.
+    """
+    own = own or fingerprint(net)
+    if own == file.fingerprint:
+        return
+    named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"
+    remedy = f"Load {named}, or run `undrift adapt` again."
+    if (cast := precision_of(net, file.fingerprint)) is not None:
+        remedy = f"It fits this network in {cast}: cast first, net.to({cast}), and load after."
+    elif half := next((t.dtype for t in source_tensors(net).values() if t.dtype in HALF), None):
+        # It may be the right network, but the weights before rounding are unknown.
+        remedy += f" These weights are in {half}; if they were cast to it, which rounds them: load first, cast after."
+    raise PerturbationMismatch(
+        f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "
+        f"model is {short(own)}). {remedy}"
+    )
 
 
 def check_compatible(

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError, PerturbationMismatch, UndriftError
+from undrift._errors import UndriftError
+from undrift.packs.compatible import check_path, check_source
 from undrift.packs.compression import DEFAULT, EXACT, compressor, mean_shifts
-from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect, short
+from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect
 from undrift.packs.file_bytes import to_bytes
-from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
 from undrift.packs.header import as_json, facts_of, header
 from undrift.packs.sections import ROUTER, Sections
 from undrift.packs.state import domain_state, fill, finite, plain_tensors
@@ -163,34 +163,3 @@ def adapted_by(
 
 def _log_var(name: str, tensor: Tensor) -> Tensor:
     return rounded(tensor) if name.endswith(LOG_VAR) else tensor
-
-
-def check_path(path: object) -> None:
-    """Raise where a path is no text."""
-    if not isinstance(path, str | os.PathLike):
-        raise OptionError(
-            f"the path of the domain file is {path!r}, {a_type(path)}; needed: text, or a pathlib.Path. Give "
-            "its name, such as 'clinic-b.safetensors'."
-        )
-
-
-def check_source(net: nn.Module, file: DomainFile, own: str | None = None) -> None:
-    """Raise where a domain file was learned on another network.
-
-    Args:
-        own: the network's fingerprint, where it is known: it takes a look at every weight.
-    """
-    own = own or fingerprint(net)
-    if own == file.fingerprint:
-        return
-    named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"
-    remedy = f"Load {named}, or run `undrift adapt` again."
-    if (cast := precision_of(net, file.fingerprint)) is not None:
-        remedy = f"It fits this network in {cast}: cast first, net.to({cast}), and load after."
-    elif half := next((t.dtype for t in source_tensors(net).values() if t.dtype in HALF), None):
-        # It may be the right network, but the weights before rounding are unknown.
-        remedy += f" These weights are in {half}; if they were cast to it, which rounds them: load first, cast after."
-    raise PerturbationMismatch(
-        f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "
-        f"model is {short(own)}). {remedy}"
-    )

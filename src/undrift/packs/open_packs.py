@@ -10,9 +10,8 @@ from torch import nn
 
 from undrift._errors import OptionError, UndriftError
 from undrift.packs.collection import Packs
-from undrift.packs.compatible import check_compatible
+from undrift.packs.compatible import check_compatible, check_path, check_source
 from undrift.packs.domain_file import DomainFile, inspect
-from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
 from undrift.packs.folder import read_folder
 from undrift.packs.router import LIMIT, SOURCE

@@ -54,7 +54,7 @@ class Noise(nn.Module):
         self.weights = weight.numel()
         # How many weights stand behind each variance; on the device, for sums over all layers at once.
         self.register_buffer("share", variance.new_tensor(self.weights / self.log_var.numel()), persistent=False)
-        key.enlist(number)
+        key.add_weight(number)
         self._key = (key,)  # in a tuple: shared by all noises, registered once, by the perturbed network
 
     @property
@@ -71,7 +71,7 @@ class Noise(nn.Module):
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
         state, compiling = self._key[0], torch.compiler.is_compiling()
-        key = state.next(self.number)
+        key = state.next_key(self.number)
         if key is None:
             return None
         parts = None if compiling else state.parts
@@ -86,7 +86,7 @@ class Noise(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add the layer's response to one draw of Δw for the whole batch."""
-        key = self.key.of(self.number)
+        key = self.key.weight_key(self.number)
         if key is None:
             return None
         x, _ = self._input(layer, args, kwargs, output, self.log_var)
@@ -183,7 +183,7 @@ class Noise(nn.Module):
 
     def draw(self, layer: nn.Module, shape: torch.Size, key: Tensor | None = None) -> Tensor:
         """Return one Δw, the same for every use of the weight in this step."""
-        key = self.key.of(self.number) if key is None else key
+        key = self.key.weight_key(self.number) if key is None else key
         assert key is not None, "no noise is drawn where it is off"
         sigma = (0.5 * self.log_var).exp()
         if self.sharing == "kernel":

@@ -25,7 +25,7 @@ class Rerun(nn.Module):
         """Return the module's output under one draw of its weights."""
         weights = {}
         for name, noise in self._noises:
-            key = noise.key.of(noise.number)
+            key = noise.key.weight_key(noise.number)
             if key is None:
                 return None
             holder, _, attribute = name.rpartition(".")

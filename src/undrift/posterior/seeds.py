@@ -122,7 +122,7 @@ class Key(nn.Module):
         self.step.zero_()
         self.calls, self.current = {}, None
 
-    def enlist(self, number: int) -> None:
+    def add_weight(self, number: int) -> None:
         """Count a weight in: its keys are made with those of all others."""
         self.weights = max(self.weights, number + 1)
         self.current = None
@@ -206,7 +206,7 @@ class Key(nn.Module):
 
     # What layers ask for -----------------------------------------------------------------------------------------
 
-    def next(self, number: int) -> Tensor | None:
+    def next_key(self, number: int) -> Tensor | None:
         """Return a key that no other call of this step gets (local noise: each use of a layer is independent).
 
         None where noise is off.
@@ -216,7 +216,7 @@ class Key(nn.Module):
             return self._next(number) if self.noisy else None
         return self.once(lambda: self._next(number) if self.noisy else None, number)
 
-    def of(self, number: int) -> Tensor | None:
+    def weight_key(self, number: int) -> Tensor | None:
         """Return the key of one weight in this step (a drawn weight is the same in each use), or None: noise is off."""
         return self.once(lambda: self._now()[2 * number + 1] if self.noisy else None, number)
 
