@@ -14,7 +14,7 @@ from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.epochs import Run
 from undrift.loop.finite_images import FiniteImages
-from undrift.loop.many_processes import refuse_undivided
+from undrift.loop.many_processes import refuse_indivisible
 from undrift.loop.plans import Keep, epoch_plan
 from undrift.loop.setup import adapting
 from undrift.recipes.named import parts_of, scheme_on
@@ -113,7 +113,7 @@ def adapt(
     with scheme_on(model, recipe, parts.options, order, preprocess, classes) as perturbed:
         warn_of_preprocess(perturbed, unlabelled, clean)
         loss = as_likelihood(Shot() if parts.likelihood is None else parts.likelihood)
-        refuse_undivided(perturbed, loss, parts.keepers)
+        refuse_indivisible(perturbed, loss, parts.keepers)
         keeps_labels = isinstance(loss, Refreshing)  # by the image's place in the domain
         images = FiniteImages(perturbed, unlabelled, clean, plan.batch_size, order, same_places=keeps_labels)
         with adapting(perturbed, loss):

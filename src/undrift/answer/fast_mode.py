@@ -28,7 +28,7 @@ _GRID = 17
 
 @dataclass(frozen=True)
 class FewDraws:
-    """What `calibrated` needs of one batch.
+    """A few draws of one batch, as `calibrated` needs them.
 
     Attributes:
         logits: the draws' mean log-probabilities of each image.
@@ -87,13 +87,13 @@ def few_draws(
 
 
 def one_pass_is_enough(images: Tensor, samples: int, fold_limit: int | None) -> bool:
-    """Return whether all draws fit into one pass whose time is that of its launches."""
+    """Return whether all draws fit into one pass that takes no longer than its kernel launches."""
     rows = len(images) * samples
     return launch_bound(images) and rows <= SMALL and (fold_limit is None or rows <= fold_limit)
 
 
 def launch_bound(images: Tensor) -> bool:
-    """Return whether launches set the time of a small pass."""
+    """Return whether a small pass takes as long as its kernel launches."""
     return images.device.type == "cuda"
 
 

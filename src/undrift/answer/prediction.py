@@ -66,7 +66,7 @@ class Prediction:
 
     @staticmethod
     def unknown(images: int, like: Tensor) -> "Prediction":
-        """Return the answer for images without one, with the classes and dtype of other probabilities."""
+        """Return a prediction for images that have no answer, with the classes and dtype of other probabilities."""
         probs = like.new_full((images, *like.shape[1:]), 1 / like.shape[1])
         entropy = entropy_of(probs)
         return Prediction(probs, torch.full_like(entropy, -1, dtype=torch.long), entropy, torch.zeros_like(entropy))

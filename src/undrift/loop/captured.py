@@ -58,7 +58,7 @@ class CapturedGradient(Gradient):
         progress: float = 0.0,
         climbed: bool = False,
     ) -> GradientResult:
-        """Leave the gradient on the learnables, and return what was found (see `Gradient`)."""
+        """Leave the gradient on the learnables, and return answer and numbers (see `Gradient`)."""
         if places is not None or climbed or not on_gpu(images):
             return self.plain(images, size, places, progress, climbed)
         kind = images.shape, images.dtype, images.device

@@ -12,7 +12,7 @@ from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
-from undrift.loop.many_processes import check_alike, draw_alike, start_alike
+from undrift.loop.many_processes import check_in_sync, sync_randomness, sync_start
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
 from undrift.loop.plans import EpochPlan
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
@@ -78,7 +78,7 @@ class Run:
         """Go on from the checkpoint, or survey the source network; everything wrong with the inputs shows here."""
         if self.plan.checkpoint is not None or ranks.world_size() > 1:
             self.identity = resume.identity(self)
-        start_alike(self.model, self.randomness, self.identity)
+        sync_start(self.model, self.randomness, self.identity)
         path = self.plan.checkpoint
         found = None if path is None else checkpoint.read(path, self.identity)
         ranks.require_equal("nothing" if found is None else str(found.values), f"a checkpoint at {path}")
@@ -196,7 +196,7 @@ class Run:
             with self.randomness.kept():
                 self.likelihood.refresh(self.model, lambda: self.images.everything(self._failed))
         self.step_views.decide(self._failed)
-        draw_alike(self.randomness)
+        sync_randomness(self.randomness)
         if fresh is not None and self.plan.checkpoint is not None and ranks.rank() == 0:
             # A disk that cannot be written to shows before hours of work; but not before the likelihood has shown that
             # it can look at this network: a file from before that would bind the user to a misspelt one.
@@ -206,7 +206,7 @@ class Run:
 
     def _end_epoch(self) -> None:
         epoch = self.epoch + 1
-        check_alike(self.model, f"after epoch {epoch}")
+        check_in_sync(self.model, f"after epoch {epoch}")
         surveyed = self.plan.keep_best or epoch >= self.plan.epochs - 1
         found = self.surveys.look(epoch, self._failed) if surveyed else None
         with uninterrupted():

@@ -70,7 +70,7 @@ class FiniteImages:
                 yield places, images
 
     def lone_ones_out(self, *statistics: Statistics) -> bool:
-        """Return whether other batches are larger than one image, and norm layers have one of these policies."""
+        """Return whether to skip batches of one image: others are larger, and a norm layer has such a policy."""
         return self.data.size > self.data.steps and any(policy.statistics in statistics for policy in self.model.norms)
 
     def warn(self) -> None:

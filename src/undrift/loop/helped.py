@@ -32,7 +32,7 @@ Ask = Callable[[Tensor], Tensor]
 
 
 class Sample:
-    """Images of a domain at even distances, as those of one class often come together.
+    """A sample of a domain's images, evenly spaced, because images of one class often come together.
 
     Args:
         size: images of the domain.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from undrift._errors import DataError
-from undrift.loop.collate_check import again, copied, reorders
+from undrift.loop.collate_check import copied, reorders, rewinding_generators
 from undrift.posterior.batch import KEYS, images_of
 from undrift.system.ranks import part, world_size
 
@@ -23,14 +23,14 @@ def require_images(data: Any) -> None:
 
 
 def avoid_last_single(batch_size: int, size: int) -> int:
-    """Return the batch size, or the next one without a last batch of one: one image has no batch statistics."""
+    """Return the batch size, or the next larger one that leaves no single image: it has no batch statistics."""
     while size > 1 and batch_size > 1 and size % batch_size == 1:
         batch_size += 1
     return batch_size
 
 
 def mixed_batches(places: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return the places batch by batch, in a mixed order that is always the same."""
+    """Return the places batch by batch, in a shuffled order that is always the same."""
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0)).tolist()
     step = avoid_last_single(batch_size, len(places))
     return [[places[i] for i in order[at : at + step]] for at in range(0, len(order), step)]
@@ -120,7 +120,7 @@ class OfLoader:
 
 
 class _Parts:
-    """This process's part of each batch of a sampler, which draws the whole order before the first is loaded.
+    """This process's part of each batch of a sampler; the whole order is drawn before the first batch is loaded.
 
     What an augmentation draws while images load differs between processes; their order may not.
     """
@@ -172,7 +172,7 @@ class _Collate:
             return torch.empty(0, dtype=torch.int64), None, None
         places, samples = [place for place, _ in items], [sample for _, sample in items]
         there = [at for at, sample in enumerate(samples) if _image(sample) is not None]
-        with again() as repeat:
+        with rewinding_generators() as repeat:
             kept = [copied(samples[at]) for at in there] if self.watched else []
             batch = self.collate(samples)
             try:

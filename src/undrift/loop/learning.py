@@ -57,7 +57,7 @@ class Learning:
 
     @contextmanager
     def answering(self) -> Iterator[Perturbed]:
-        """Give the model with the weights that answer: CoTTA's teacher's; of all other methods its own."""
+        """Give the model with the weights that answer: CoTTA's teacher's, else its own."""
         likelihood = self.online.likelihood
         with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
             yield self.model
@@ -205,7 +205,7 @@ class Learning:
             return average_finite(self.model, images, sound, draws, views=self.online.views.of(images))
 
     def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
-        """Return what the first step's own pass found, and whether the start state was put back after the last one."""
+        """Make the steps of a batch; return the first one's answer, and whether the start state was restored."""
         before = self.online.step(images, new)
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)

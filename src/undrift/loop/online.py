@@ -110,14 +110,14 @@ class OnlineSteps:
         return True
 
     def start_again(self, why: str) -> None:
-        """Put the start state back, with new noise, which need not go wrong again."""
+        """Restore the start state, but with new noise: the same might fail again."""
         step = self.model.key.step.clone()
         self.reset()
         self.model.key.step.copy_(step)
         self.report.reset(why)
 
     def reset(self) -> None:
-        """Put the start state back: learnables, norm state, noise, optimiser, likelihood and keepers."""
+        """Restore the start state: learnables, norm state, noise, optimiser, likelihood and keepers."""
         restore(self.model, self._start)
         weights_moved()
         self.optimiser.state.clear()
@@ -127,7 +127,7 @@ class OnlineSteps:
             keeper.reset()
 
     def learned(self) -> dict[str, Any]:
-        """Return what was learned so far, in main memory: another domain's may take its place."""
+        """Return what was learned so far, as copies in main memory."""
         return _on_cpu(
             {
                 "model": snapshot(self.model),
@@ -139,7 +139,7 @@ class OnlineSteps:
         )
 
     def go_on_from(self, learned: Mapping[str, Any]) -> None:
-        """Put back what `learned` gave; the noise goes on."""
+        """Restore what `learned` returned; the noise goes on."""
         self.stepper.gradient.forget()  # keepers and likelihood may hold new tensors after this
         noise = {name: getattr(self.model.key, name.partition(".")[2]).clone() for name in ("key.seed", "key.step")}
         restore(self.model, learned["model"] | noise)

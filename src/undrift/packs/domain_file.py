@@ -227,7 +227,7 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
 
 
 def _known(what: str, values: dict[str, Any], kind: type[Options | Preprocess]) -> dict[str, Any]:
-    """Return the values; raise if this version does not know all names."""
+    """Return the values; raise if a name is unknown to this version."""
     if unknown := sorted(values.keys() - {f.name for f in fields(kind)}):
         raise OptionError(f"no {what} is called {', '.join(unknown)}")
     return values

@@ -16,7 +16,7 @@ from undrift.packs.sections import ROUTER, Sections
 from undrift.packs.state import domain_state, fill, finite, plain_tensors
 from undrift.packs.vectors import rounded, vector_shifts
 from undrift.perturb import perturb
-from undrift.posterior.extra_modules import add_extra_of
+from undrift.posterior.extra_modules import add_saved_extra
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
 from undrift.system.atomic import check, write_bytes
@@ -152,7 +152,7 @@ def adapted_by(
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
         known = domain_state(model)
-        add_extra_of(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
+        add_saved_extra(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
         fill(model, file.tensors, file.path, file.shifts)
         model.facts, model.router = dict(file.facts), dict(file.router)
     except BaseException:

@@ -37,7 +37,7 @@ def as_json(value: object) -> str:
 
 
 def facts_of(model: Perturbed, name: str | None) -> dict[str, Any]:
-    """Return what the file will say of itself."""
+    """Return the facts that a file records of itself."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     facts: dict[str, Any] = {"created": today, **model.facts, **({} if name is None else {"name": name})}
     try:

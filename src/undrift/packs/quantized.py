@@ -139,7 +139,7 @@ class QuantizedShift(Shift):
 
 
 def quantize(rows: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the multiples that shifts become, and the steps they are of: the given ones, or such as hold more.
+    """Return shifts as whole multiples, and their steps: the given ones, or larger where the multiples do not fit.
 
     A kernel whose largest shift is beyond the levels gets a longer step. One that has been in multiples of a step not
     much finer than this keeps them: a pack that was loaded and saved again loses nothing.

@@ -122,6 +122,6 @@ def vectors_of(coded: Tensor, described: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def _size(name: str, kept: Mapping[str, Tensor]) -> Tensor:
-    """Return what an error of a vector is small or large beside."""
+    """Return the scale by which an error of a vector is small or large."""
     var = kept.get(name.removesuffix(MEAN) + VAR) if name.endswith(MEAN) else None
     return kept[name].abs() if var is None else var.sqrt()

@@ -51,7 +51,7 @@ class ExtraModule(nn.Module):
 
 
 def add_extra(model: Perturbed, place: str, module: ExtraModule) -> None:
-    """Put a module behind another of the network, by its name, as part of the perturbation; its weights are frozen."""
+    """Put a module behind one of the network's, as part of the perturbation; its weights are frozen."""
     behind = {plain_name(name): m for name, m in model.net.named_modules()}[place]
     module.place = place
     with model.off():  # hooks go on again, with one more, at the end
@@ -60,12 +60,12 @@ def add_extra(model: Perturbed, place: str, module: ExtraModule) -> None:
 
 
 def extra_modules(model: Perturbed) -> list[ExtraModule]:
-    """Return what was added to a network, without modules of such a kind that are its own."""
+    """Return the modules that the perturbation added; the network's own do not count."""
     return [module for module in model._modules.values() if isinstance(module, ExtraModule)]
 
 
 def extra_state(model: Perturbed) -> dict[str, Tensor]:
-    """Return the tensors of what was added, by their names in a domain file."""
+    """Return the tensors of the extra modules, by their names in a domain file."""
     return {
         f"{module.place}.{module.kind}.{name}": parameter
         for module in extra_modules(model)
@@ -73,8 +73,8 @@ def extra_state(model: Perturbed) -> dict[str, Tensor]:
     }
 
 
-def add_extra_of(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
-    """Add the modules that a domain file was saved with, where the file has their tensors."""
+def add_saved_extra(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
+    """Add the extra modules whose tensors a domain file holds."""
     places = {plain_name(name) for name, _ in model.net.named_modules()}
     found: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

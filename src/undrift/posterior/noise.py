@@ -110,7 +110,7 @@ class Noise(nn.Module):
         return x, output.ndim > dims
 
     def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
+        """Return a layer's input and output, in a compiled graph both in the precision of the product.
 
         Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
         are one tensor of that precision. The product that the layer has made is not used again, so no kernel is made
@@ -149,7 +149,7 @@ class Noise(nn.Module):
         return add_layer_noise(x, y, log_var, key, *how, lambda: self._factor(layer, x, last), handle, by_rows)
 
     def _factor(self, layer: nn.Module, x: Tensor, last: bool) -> Tensor | None:
-        """Return the frozen weight that y is x's product with, where noise and product are to give x one gradient.
+        """Return the frozen weight of y's product if noise and product can share x's gradient, else None.
 
         By Python a convolution's gradient takes 10 µs more than by PyTorch's own node, so a convolution has one only
         in the recording of a CUDA graph, which waits for no Python.
@@ -192,7 +192,7 @@ class Noise(nn.Module):
 
 
 def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> Tensor:
-    """Return what stands for x² in the variance path, in float32 or better.
+    """Return the energy, which takes the place of x² in the variance path, in float32 or better.
 
     - "square": x², the paper's.
     - "offset": x² + constant, as released; zero padding still gets none.

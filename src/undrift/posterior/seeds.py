@@ -37,7 +37,7 @@ _traced: dict[int, dict[int, int]] = {}
 
 
 def count_traced(ident: int, number: int | None = None) -> int:
-    """Return how often a weight was used before in the graph being traced; without a number, start such a graph.
+    """Count a weight's uses in the graph being traced, and return those before; without a number, start a graph.
 
     The compiler runs it while tracing, once a call.
     """
@@ -123,7 +123,7 @@ class Key(nn.Module):
         self.calls, self.current = {}, None
 
     def add_weight(self, number: int) -> None:
-        """Count a weight in: its keys are made with those of all others."""
+        """Reserve the keys of a weight."""
         self.weights = max(self.weights, number + 1)
         self.current = None
 
@@ -186,7 +186,7 @@ class Key(nn.Module):
     # Batches that lie on several processes ------------------------------------------------------------------------
 
     def first_row(self, rows: int) -> int:
-        """Return where the rows that a layer sees begin in the whole batch; an image may be several of them."""
+        """Return where a layer's rows begin in the whole batch (an image may have several rows)."""
         if self.share is None:
             return rank() * rows  # in a loop of the user's own, where processes have equal shares
         return self.share.first * (rows // self.share.own)

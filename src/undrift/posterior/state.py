@@ -64,13 +64,13 @@ def noisy_statistics(model: Perturbed) -> bool:
 
 
 def quiet_statistics(model: Perturbed) -> bool:
-    """Return whether there are kept norm statistics and none comes from noisy passes, so that no draw fits them."""
+    """Return whether norm statistics are kept and none come from noisy passes: only the mean network fits them."""
     return any(policy.statistics in MOVING for policy in model.norms) and not noisy_statistics(model)
 
 
 @contextmanager
 def one_pass(model: Perturbed) -> Iterator[Perturbed]:
-    """Give the network so that one pass represents its answers, for the length of a `with` block.
+    """Set the network so that a single pass represents its answers, for the length of a `with` block.
 
     That is the mean network, or one draw if kept statistics come from noisy passes. Statistics do not move, and the
     step is restored at the end, so that later noise is unchanged.

@@ -10,8 +10,8 @@ from undrift._errors import UndriftError
 from undrift.options import Options
 from undrift.perturb import perturb
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolved
-from undrift.posterior.select import listed, matching, plain_name
+from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolve_roles
+from undrift.posterior.select import candidates, matching, plain_name
 from undrift.system.warning import warn
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def perturb_plain(
             "itself: model.remove(), or leave method= out and give a likelihood."
         )
     # Not a module: perturb says what is wrong.
-    chosen = _with_a_layer(net, resolved(net, options)) if hasattr(net, "named_modules") else options
+    chosen = _with_a_layer(net, resolve_roles(net, options)) if hasattr(net, "named_modules") else options
     model = perturb(net, chosen, generator=generator, preprocess=preprocess, classes=classes)
     try:
         for said in (_guessed(net, options), _inert(model)):
@@ -50,7 +50,7 @@ def _with_a_layer(net: nn.Module, options: Options) -> Options:
     A shallow one gets noise in its first layer, too; one whose other layers have none (an LSTM) has its weights trained
     without.
     """
-    if not options.layers or any(c.why_not is None for c in listed(net, options)):
+    if not options.layers or any(c.why_not is None for c in candidates(net, options)):
         return options
     if options.skip_first:
         return _with_a_layer(net, options.replace(skip_first=0))

@@ -26,7 +26,7 @@ ConvNd, ConvTransposeNd, BatchNorm, InstanceNorm = _ConvNd, _ConvTransposeNd, _B
 
 
 def _name(dotted: str, otherwise: Any) -> Any:
-    """Return what has this name in torch, or `otherwise` where there is nothing."""
+    """Return torch's object of this name, or `otherwise` if there is none."""
     try:
         return reduce(getattr, dotted.split("."), torch)
     except AttributeError:
@@ -64,7 +64,7 @@ def in_backward() -> bool:
 
 
 def running_node_number() -> int | None:
-    """Return the number of the node whose gradient is computed now; None: not known, and the latest pass is meant."""
+    """Return the number of the autograd node that is running; None if unknown, which means the latest pass."""
     number = getattr(_running_node(), "_sequence_nr", None)
     return None if number is None else int(number())
 
