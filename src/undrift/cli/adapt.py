@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from undrift import methods
 from undrift._errors import OptionError
 from undrift.cli.app import HURT
 from undrift.cli.flags import takes
@@ -22,7 +23,14 @@ from undrift.options import Options
 
 
 @command
-@takes(Options, "options", METHOD_PANEL, names={"adapt_lr": "--lr"}, hidden=("stream_lr", "answer"))
+@takes(
+    Options,
+    "options",
+    METHOD_PANEL,
+    names={"adapt_lr": "--lr"},
+    hidden=("stream_lr", "answer"),
+    defaults=methods.get("undrift", "adapt").options,
+)
 @takes(LikelihoodFlags, "likelihood", METHOD_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from undrift.cli.image_arguments import Reader
     from undrift.recipes.method import Method, Parts
 
-METHOD_PANEL = "The method (every option: --help-all)"
+METHOD_PANEL = "The method; defaults are those of undrift (every option: --help-all)"
 MethodName = Annotated[
     str | None,
     typer.Option("--method", help="See `undrift methods`; NAME:VARIANT.", metavar="NAME", rich_help_panel=METHOD_PANEL),

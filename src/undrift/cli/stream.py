@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from undrift import methods
 from undrift._errors import OptionError
 from undrift.cli.answers import check_threshold, rows_of
 from undrift.cli.flags import takes
@@ -26,7 +27,14 @@ EVENTS_EVERY = 10
 
 
 @command
-@takes(Options, "options", METHOD_PANEL, names={"stream_lr": "--lr"}, hidden=("adapt_lr",))
+@takes(
+    Options,
+    "options",
+    METHOD_PANEL,
+    names={"stream_lr": "--lr"},
+    hidden=("adapt_lr",),
+    defaults=methods.get("undrift", "stream").options,
+)
 @takes(LikelihoodFlags, "likelihood", METHOD_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(
