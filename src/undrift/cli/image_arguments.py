@@ -146,7 +146,7 @@ class InOrder:
         return {name: why for name, why in skipped_of(self.domain).items() if name not in self.unfinished}
 
     def _check(self, batches: "Batches[list[int]]", known: int) -> int:
-        """Raise if an image is out of reach that could not be read since so many; return how many could not be read."""
+        """Raise if an image that could not be read since the last check is out of reach; return how many there are."""
         if isinstance(self.domain, FileDomain):
             reasons = batches.skipped.reasons
             check_available(self.domain.sources, dict(itertools.islice(reasons.items(), known, None)))

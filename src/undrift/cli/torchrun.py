@@ -41,7 +41,7 @@ class Crew:
         return self.rank == 0
 
     def tells_first(self) -> bool:
-        """Return whether this process is the first that has to say why the run ends; the others then keep silent."""
+        """Return whether this process is the first with a reason for the end; the others stay silent."""
         if self._tells is None:
             self._tells = self.first
             if self.count > 1:
