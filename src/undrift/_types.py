@@ -153,7 +153,7 @@ class SelfPaced(Protocol):
     unattended: bool
     new_domain: bool
 
-    def discerns(self, model: Perturbed) -> bool:
+    def supports(self, model: Perturbed) -> bool:
         """Return whether this works with the network."""
         ...
 

@@ -148,7 +148,7 @@ class Teacher:
     def _told(self, model: Perturbed, images: Tensor, sides: Sequence[ReversibleView], how: How) -> list[Tensor]:
         """Return the teacher's softmax of each view of a batch; all views are normalised alike."""
         self.teacher.start(model)
-        posterior = self.discerns(model)
+        posterior = self.supports(model)
         told = []
         for number, side in enumerate(sides):
             with self.statistics.answering(model, "again" if number else how) if posterior else nullcontext():
@@ -157,7 +157,7 @@ class Teacher:
 
     # Images that make no step ------------------------------------------------------------------------------------
 
-    def discerns(self, model: Perturbed) -> bool:
+    def supports(self, model: Perturbed) -> bool:
         """Return whether it answers images that make no step, and tells which make none: by a posterior."""
         return self.unattended and self.statistics.start(model)
 

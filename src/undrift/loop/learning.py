@@ -77,7 +77,7 @@ class Learning:
     def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
         """Return the network's probabilities for images and for a view of them, each by itself."""
         likelihood = self.online.likelihood
-        if isinstance(likelihood, SelfPaced) and likelihood.discerns(self.model):
+        if isinstance(likelihood, SelfPaced) and likelihood.supports(self.model):
             one, other = likelihood.each_alone(self.model, images, [SAME, view], counted=not self.runs)
             return one, other
         with self.answering(), one_pass(self.model), torch.no_grad():

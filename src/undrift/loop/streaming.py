@@ -74,7 +74,7 @@ class Stream(Iterator[Prediction]):
         self.switching = None if plan.packs is None else Switching(online, plan.packs)
         likelihood = online.likelihood
         self_paced = likelihood if isinstance(likelihood, SelfPaced) and not plan.episodic else None
-        by_itself = self_paced is not None and self_paced.discerns(self.model)
+        by_itself = self_paced is not None and self_paced.supports(self.model)
         as_asked = plan.gather is not None or self.model.options.stream_split is not None
         self.pacing = Pacing(online.report) if by_itself and not as_asked else None
         self._learning = Learning(online, plan.answer, plan.gather, self.pacing)
