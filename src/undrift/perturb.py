@@ -17,10 +17,9 @@ from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
 from undrift.posterior.low_rank import add_low_rank
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, Rerun
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_crosswise, refuse_empty, refuse_network
-from undrift.posterior.rerun import Rerun
 from undrift.posterior.seeds import prepare_compiler
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained

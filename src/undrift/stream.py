@@ -16,8 +16,7 @@ from undrift.loop.captured import check_recordable
 from undrift.loop.gather import with_kept_statistics
 from undrift.loop.online import OnlineSteps
 from undrift.loop.optimise import make_optimiser, own_parameters
-from undrift.loop.plans import batch_plan, check_batches
-from undrift.loop.setup import watched_by
+from undrift.loop.setup import batch_plan, check_batches, watched_by
 from undrift.loop.streaming import Stream
 from undrift.options import Answer
 from undrift.packs.open_packs import Place

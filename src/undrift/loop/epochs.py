@@ -14,7 +14,7 @@ from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.many_processes import check_in_sync, sync_randomness, sync_start
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
-from undrift.loop.plans import EpochPlan
+from undrift.loop.setup import EpochPlan
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.step_views import StepViews
 from undrift.loop.surveys import Surveys

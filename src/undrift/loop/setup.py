@@ -1,16 +1,144 @@
-"""Check the network of a loop, set its modes, and let the likelihood watch it."""
+"""Set up a loop: check its arguments and its network, set the network's modes, let the likelihood watch it."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from undrift._errors import OptionError, UndriftError
+from undrift._errors import DataError, OptionError, UndriftError
 from undrift._types import Likelihood, Watching
+from undrift.loop.balanced import BalancedGather
+from undrift.loop.gather import Gather, check_gather
+from undrift.options import Answer, _suggest
+from undrift.packs.domain_file import DomainFile
+from undrift.packs.open_packs import Place, files_for
 from undrift.posterior.attached import root_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.system.validate import a_type
+from undrift.system import atomic
+from undrift.system.validate import a_type, number_from
+
+if TYPE_CHECKING:
+    from undrift.packs.collection import Packs
+
+Keep = Literal["last", "best"]
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """How `adapt` goes through the images; made by `epoch_plan`.
+
+    Attributes:
+        keep_best: whether the epoch that the verdict likes best is kept, instead of the last.
+        checkpoint: the file to write after each epoch, and every `checkpoint_steps` steps.
+    """
+
+    epochs: int
+    batch_size: int
+    keep_best: bool
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_steps: int | None
+
+
+def epoch_plan(
+    epochs: Any,
+    batch_size: Any,
+    keep: Any,
+    checkpoint: str | os.PathLike[str] | None,
+    checkpoint_steps: Any,
+) -> EpochPlan:
+    """Return the plan of a call of `adapt`; raise one error for all wrong arguments."""
+    if torch.is_inference_mode_enabled():
+        raise UndriftError("adapt was called in inference mode, where nothing has a gradient. Leave inference_mode().")
+    steps_wrong = checkpoint_steps is not None and (checkpoint is None or not _is_count(checkpoint_steps))
+    problems = [
+        f"{name}={value!r} is {needed}"
+        for name, value, needed, wrong in (
+            ("epochs", epochs, "not a whole number from 1 up", not _is_count(epochs)),
+            ("batch_size", batch_size, "not a whole number from 1 up", not _is_count(batch_size)),
+            ("keep", keep, f"not one of {', '.join(get_args(Keep))}", keep not in get_args(Keep)),
+            (
+                "checkpoint_steps",
+                checkpoint_steps,
+                "not None or a whole number from 1 up, with a checkpoint to write",
+                steps_wrong,
+            ),
+        )
+        if wrong
+    ]
+    if problems:
+        raise OptionError("; ".join(problems) + ". `help(undrift.adapt)` says what each is.")
+    if checkpoint is not None:
+        atomic.check(checkpoint)
+    return EpochPlan(epochs, batch_size, keep == "best", checkpoint, checkpoint_steps)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How `stream` goes through the batches; made by `batch_plan`.
+
+    Attributes:
+        answer: the pass that answers a batch.
+        lr: the learning rate.
+        episodic: whether every batch starts from the initial state.
+        guard: whether a guard compares with the source; None leaves it to the likelihood.
+        gather: collects images until they are enough for a step; None where each batch makes its own.
+        packs: files of the domains that are known at the start; None in a stream that looks for no domains.
+    """
+
+    answer: Answer
+    lr: float
+    episodic: bool
+    guard: bool | None
+    gather: Gather | BalancedGather | None
+    packs: Sequence[DomainFile] | None
+
+
+def batch_plan(
+    model: Perturbed,
+    answer: Answer | None,
+    lr: float | None,
+    episodic: bool,
+    guard: bool | None,
+    gather: int | None,
+    balanced: bool,
+    packs: "Packs | Place | Sequence[Place] | None",
+) -> BatchPlan:
+    """Return the plan of a call of `stream`: its arguments, checked, or else the options' own."""
+    if guard not in (None, True, False):
+        raise OptionError(
+            f"guard={guard!r} is neither True nor False; needed: one of them, or None for the method's default."
+        )
+    chosen, known = model.options.answer if answer is None else answer, get_args(Answer)
+    if chosen not in known:
+        raise OptionError(
+            f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}. Leave it out for the "
+            f"options' own, {model.options.answer}."
+        )
+    rate: Any = model.options.stream_lr if lr is None else lr
+    number_from(rate, 0, "lr", "The paper's are 7e-5 to 1e-3.")
+    files = None if packs is None else files_for(model, packs, episodic)
+    least = check_gather(gather, balanced, model, episodic)
+    gathers = None if least is None else BalancedGather(least) if balanced else Gather(least)
+    return BatchPlan(chosen, rate, episodic, guard, gathers, files)
+
+
+def check_batches(batches: object) -> None:
+    """Raise where what a stream was given is not an iterable of batches."""
+    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
+        raise DataError(
+            f"batches is {a_type(batches)}; a stream needs an iterable of batches. "
+            "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's "
+            "(domain.named_batches(200))."
+        )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def require_perturbed(model: nn.Module, verb: str) -> Perturbed:

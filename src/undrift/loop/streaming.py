@@ -26,8 +26,7 @@ from undrift.loop.health import Health
 from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
 from undrift.loop.pacing import Pacing
-from undrift.loop.plans import BatchPlan
-from undrift.loop.setup import refuse_off
+from undrift.loop.setup import BatchPlan, refuse_off
 from undrift.loop.stream_report import StreamReport
 from undrift.loop.switching import Switching
 from undrift.packs.file import save

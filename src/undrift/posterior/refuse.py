@@ -9,9 +9,8 @@ from undrift._errors import CannotPerturb
 from undrift.options import Options
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import attached_to
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, Rerun
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.rerun import Rerun
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
 from undrift.system.private import is_fake
