@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift.posterior.norm import capturing
-from undrift.posterior.source_state import write_count
+from undrift.system.private import write_count
 from undrift.system.warning import warn
 
 

@@ -12,8 +12,8 @@ from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.source_state import write_count
 from undrift.posterior.state import keeping_noise, noisy_statistics
+from undrift.system.private import write_count
 from undrift.system.warning import warn
 
 INERT = 0.02  # σ over a kernel's standard deviation below which statistics hardly change; as released it is 0.001

@@ -6,6 +6,7 @@
 import torch
 from torch import Tensor, nn
 
+from undrift.system.private import write_count
 from undrift.system.warning import warn
 
 
@@ -82,8 +83,3 @@ class SourceState:
 
 def _written(weight: Tensor, count: int, there: set[int]) -> bool:
     return id(weight) not in there or write_count(weight) > count
-
-
-def write_count(tensor: Tensor | None) -> int:
-    """Return how often a tensor was written to; 0 for inference tensors, which do not count it."""
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
