@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from undrift.posterior.perturbed import Perturbed
@@ -207,22 +206,3 @@ class Keeper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state."""
-
-
-def named_learnables(model: Perturbed) -> dict[str, torch.nn.Parameter]:
-    """Return what is trained of the network itself (norm affine, weights), without log-variances, by name."""
-    return {n: p for n, p in model.named_parameters() if p.requires_grad and not n.startswith("noise.")}
-
-
-def named_sources(model: Perturbed) -> dict[str, Tensor]:
-    """Return the source's values of `named_learnables`, by the same names; the tensors themselves, not copies."""
-    waiting = {
-        id(held.layer._parameters[name]): tensor
-        for held in (*model.norms, *model.trained)
-        for name, tensor in held.away.items()
-        if tensor is not None and held.layer._parameters.get(name) is not None
-    }
-    for change in model.changes():
-        # Where U is 0 nothing is changed, whatever V is.
-        waiting[id(change.left)], waiting[id(change.right)] = torch.zeros_like(change.left), change.right.detach()
-    return {n: waiting[id(p)] for n, p in named_learnables(model).items()}

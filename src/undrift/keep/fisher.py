@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
-from undrift._types import Keeper, named_learnables, named_sources
+from undrift._types import Keeper
 from undrift.answer.forward import finite_rows, forward
 from undrift.images import FileDomain, TensorDomain
 from undrift.posterior.batch import images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import extra_pass, keeping_noise
+from undrift.posterior.state import extra_pass, keeping_noise, named_learnables, named_sources
 from undrift.system.validate import a_type
 
 

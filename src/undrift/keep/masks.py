@@ -2,13 +2,14 @@
 
 from torch import nn
 
-from undrift._types import Keeper, named_learnables
+from undrift._types import Keeper
 from undrift.likelihood.masks import masks_of
 from undrift.options import Options
 from undrift.posterior.norm import KINDS
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import resolve_roles
 from undrift.posterior.select import matching, plain_name
+from undrift.posterior.state import named_learnables
 
 _SHORTCUTS = ("*downsample*", "*shortcut*")
 

@@ -11,10 +11,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, PerturbationMismatch
-from undrift._types import Keeper, named_learnables, named_sources
+from undrift._types import Keeper
 from undrift.posterior.layers import kernels, per_weight
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
+from undrift.posterior.state import named_learnables, named_sources
 from undrift.system.atomic import write_bytes
 from undrift.system.validate import a_type
 from undrift.system.warning import warn

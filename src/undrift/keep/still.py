@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from undrift._types import Keeper, named_learnables
+from undrift._types import Keeper
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import matching, plain_name
+from undrift.posterior.state import named_learnables
 from undrift.system.warning import warn
 
 

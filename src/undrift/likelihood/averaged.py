@@ -6,10 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from undrift._types import named_learnables
 from undrift.answer.forward import forward
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import extra_pass
+from undrift.posterior.state import extra_pass, named_learnables
 from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import surely
 
