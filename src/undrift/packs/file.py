@@ -116,13 +116,13 @@ def load(
         OptionError: the path is no text.
 
     Examples:
-        >>> import tempfile
+        >>> import tempfile, undrift
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     size = save(perturb(net, init_fraction=0.04), folder + "/b.safetensors", source="my checkpoint")
         ...     try:
         ...         load(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), folder + "/b.safetensors")
-        ...     except PerturbationMismatch as error:
+        ...     except undrift.PerturbationMismatch as error:
         ...         print("my checkpoint" in str(error))
         True
     """
