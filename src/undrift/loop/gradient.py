@@ -60,7 +60,7 @@ class Gradient:
     ) -> None:
         self.model, self.likelihood, self.learnables, self.keepers = model, likelihood, learnables, keepers
         self.answers, self.more, self.views = answers, more, views
-        self._compared = False  # whether the outputs were compared with probabilities
+        self._looked = False  # whether the outputs were compared with probabilities
 
     def keep(self) -> None:
         """Prepare for `put_back`. Nothing to do here: what moves is replaced, never changed in place."""
@@ -134,8 +134,8 @@ class Gradient:
             logits = forward(self.model, images)
         self.model.key.training = False
         check_positions(self.likelihood, logits)
-        if not self._compared:
-            self._compared = True
+        if not self._looked:
+            self._looked = True
             warn_of_probabilities(logits)
         return logits
 

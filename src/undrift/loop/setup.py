@@ -28,6 +28,33 @@ if TYPE_CHECKING:
 Keep = Literal["last", "best"]
 
 
+def require_perturbed(model: nn.Module, verb: str) -> Perturbed:
+    """Return the model if it is a perturbed network with its perturbation in place; raise if not."""
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. Give it the network.")
+    if not isinstance(model, Perturbed):
+        to_do = (
+            f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '
+            "likelihood and keepers out, for the default one."
+        )
+        if isinstance(getattr(model, "module", None), Perturbed):
+            to_do = "Give it the network inside: model.module."
+        elif isinstance(root_of(model), Perturbed):
+            to_do = "Give it the network that was compiled: model._orig_mod."
+        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a perturbed network. {to_do}")
+    refuse_off(model, verb)
+    return model
+
+
+def refuse_off(model: Perturbed, verb: str) -> None:
+    """Raise where the source's own weights are in the network: a step would train them."""
+    needed = f"undrift.{verb} needs it in place"
+    if model._removed:
+        raise UndriftError(f"the perturbation was removed; {needed}. Perturb the network again.")
+    if not model.key.enabled:
+        raise UndriftError(f"the perturbation is off; {needed}. Call it, and step a stream, outside of model.off().")
+
+
 @dataclass(frozen=True)
 class EpochPlan:
     """How `adapt` goes through the images; made by `epoch_plan`.
@@ -139,33 +166,6 @@ def check_batches(batches: object) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def require_perturbed(model: nn.Module, verb: str) -> Perturbed:
-    """Return the model if it is a perturbed network with its perturbation in place; raise if not."""
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. Give it the network.")
-    if not isinstance(model, Perturbed):
-        to_do = (
-            f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '
-            "likelihood and keepers out, for the default one."
-        )
-        if isinstance(getattr(model, "module", None), Perturbed):
-            to_do = "Give it the network inside: model.module."
-        elif isinstance(root_of(model), Perturbed):
-            to_do = "Give it the network that was compiled: model._orig_mod."
-        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a perturbed network. {to_do}")
-    refuse_off(model, verb)
-    return model
-
-
-def refuse_off(model: Perturbed, verb: str) -> None:
-    """Raise where the source's own weights are in the network: a step would train them."""
-    needed = f"undrift.{verb} needs it in place"
-    if model._removed:
-        raise UndriftError(f"the perturbation was removed; {needed}. Perturb the network again.")
-    if not model.key.enabled:
-        raise UndriftError(f"the perturbation is off; {needed}. Call it, and step a stream, outside of model.off().")
 
 
 def watched_by(model: Perturbed, likelihood: Likelihood) -> AbstractContextManager[None]:
