@@ -128,7 +128,7 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
-        self._state_facts()
+        self._note_images()
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
         # At the second in a row, as a single one may end a folder.
         if self._single == 2 and self.gather is None and self.pacing is None:
@@ -193,29 +193,7 @@ class Stream(Iterator[Prediction]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, learning rate included; this stream's batches are those still to come."""
         with turn(self.model):
-            before, now = _how(state.get("gather"), state.get("balanced", False)), _how_of(self.gather)
-            if before != now:
-                raise PerturbationMismatch(
-                    f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
-                    "Start it as that one was, or start a new stream."
-                )
-            kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
-            if missing := kept - state.keys():
-                raise PerturbationMismatch(
-                    f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
-                    "that, or start a new stream."
-                )
-            if (self.switching is None) is ("switching" in state):
-                raise PerturbationMismatch(
-                    f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
-                    "resumes as it was. Start it as that one was, or start a new stream."
-                )
-            for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
-                if now_on and part not in state:
-                    raise PerturbationMismatch(
-                        f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
-                        "Start it as that one was, or start a new stream."
-                    )
+            self._refuse_other(state)
             self.online.load_state_dict(state)
             if self.pacing is not None:
                 self.pacing.load(state["pacing"], device_of(self.model))
@@ -228,9 +206,35 @@ class Stream(Iterator[Prediction]):
             if self.recording is not None and "recording" in state:
                 self.recording.load_state_dict(state["recording"])
             if self.report.images:  # a stream that was stopped at its end has no next batch
-                self._state_facts()
+                self._note_images()
 
-    def _state_facts(self) -> None:
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is of a stream that gathers, switches, paces and guards as this one does."""
+        before, now = _gathering(state.get("gather"), state.get("balanced", False)), _gathering_of(self.gather)
+        if before != now:
+            raise PerturbationMismatch(
+                f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
+                "Start it as that one was, or start a new stream."
+            )
+        kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
+        if missing := kept - state.keys():
+            raise PerturbationMismatch(
+                f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
+                "that, or start a new stream."
+            )
+        if (self.switching is None) is ("switching" in state):
+            raise PerturbationMismatch(
+                f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
+                "resumes as it was. Start it as that one was, or start a new stream."
+            )
+        for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
+            if now_on and part not in state:
+                raise PerturbationMismatch(
+                    f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
+                    "Start it as that one was, or start a new stream."
+                )
+
+    def _note_images(self) -> None:
         self.model.facts = {"images": self.report.images - self.report.skipped}
 
     @property
@@ -320,10 +324,10 @@ class Stream(Iterator[Prediction]):
         return prediction
 
 
-def _how_of(gather: Gather | BalancedGather | None) -> str:
-    return _how(None, False) if gather is None else _how(gather.least, gather.balanced)
+def _gathering_of(gather: Gather | BalancedGather | None) -> str:
+    return _gathering(None, False) if gather is None else _gathering(gather.least, gather.balanced)
 
 
-def _how(gather: int | None, balanced: bool) -> str:
+def _gathering(gather: int | None, balanced: bool) -> str:
     """Return how a stream gathers, in its arguments."""
     return f"gather={gather}" + ", balanced=True" * balanced
