@@ -164,10 +164,6 @@ def check_batches(batches: object) -> None:
         )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def watched_by(model: Perturbed, likelihood: Likelihood) -> AbstractContextManager[None]:
     """Let the likelihood watch the network for the length of a `with` block."""
     return likelihood.watch(model) if isinstance(likelihood, Watching) else nullcontext()
@@ -183,3 +179,7 @@ def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
         finally:
             model.key.share = None
             model.settle()  # Ctrl-C inside a norm layer leaves it with the flags of its policy
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

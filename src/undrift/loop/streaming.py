@@ -54,9 +54,6 @@ class Stream(Iterator[Prediction]):
         guard: goes back where the network has become worse than its source; None in a stream without.
         switching: knows the domains of a stream with packs; None in a stream without.
         recording: what `page` shows besides the counts, from `record` on; None before.
-
-    Args:
-        watched: what is attached to the network for the likelihood; `remove` closes it.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class Stream(Iterator[Prediction]):
         self._batches = batches
         self.recording: Recording | None = None
         self._names: Callable[[], Sequence[str]] | None = None
-        self._watched = watched.pop_all()  # last: until here the caller closes it after an error
+        self._watched = watched.pop_all()  # what is attached for the likelihood; the caller closes it after an error
 
     @property
     def report(self) -> StreamReport:
