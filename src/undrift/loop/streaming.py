@@ -125,7 +125,7 @@ class Stream(Iterator[Prediction]):
             raise
         self.report.batches += 1
         self.report.images += len(prediction)
-        self._note_images()
+        self._state_facts()
         self._single = self._single + 1 if len(prediction) == 1 or self._single >= 2 else 0
         # At the second in a row, as a single one may end a folder.
         if self._single == 2 and self.gather is None and self.pacing is None:
@@ -203,35 +203,9 @@ class Stream(Iterator[Prediction]):
             if self.recording is not None and "recording" in state:
                 self.recording.load_state_dict(state["recording"])
             if self.report.images:  # a stream that was stopped at its end has no next batch
-                self._note_images()
+                self._state_facts()
 
-    def _refuse_other(self, state: Mapping[str, Any]) -> None:
-        """Raise unless the state is of a stream that gathers, switches, paces and guards as this one does."""
-        before, now = _gathering(state.get("gather"), state.get("balanced", False)), _gathering_of(self.gather)
-        if before != now:
-            raise PerturbationMismatch(
-                f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
-                "Start it as that one was, or start a new stream."
-            )
-        kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
-        if missing := kept - state.keys():
-            raise PerturbationMismatch(
-                f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
-                "that, or start a new stream."
-            )
-        if (self.switching is None) is ("switching" in state):
-            raise PerturbationMismatch(
-                f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
-                "resumes as it was. Start it as that one was, or start a new stream."
-            )
-        for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
-            if now_on and part not in state:
-                raise PerturbationMismatch(
-                    f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
-                    "Start it as that one was, or start a new stream."
-                )
-
-    def _note_images(self) -> None:
+    def _state_facts(self) -> None:
         self.model.facts = {"images": self.report.images - self.report.skipped}
 
     @property
@@ -319,6 +293,32 @@ class Stream(Iterator[Prediction]):
             self.report.skipped += len(skipped)
             self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
+
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is of a stream that gathers, switches, paces and guards as this one does."""
+        before, now = _gathering(state.get("gather"), state.get("balanced", False)), _gathering_of(self.gather)
+        if before != now:
+            raise PerturbationMismatch(
+                f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
+                "Start it as that one was, or start a new stream."
+            )
+        kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
+        if missing := kept - state.keys():
+            raise PerturbationMismatch(
+                f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
+                "that, or start a new stream."
+            )
+        if (self.switching is None) is ("switching" in state):
+            raise PerturbationMismatch(
+                f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
+                "resumes as it was. Start it as that one was, or start a new stream."
+            )
+        for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
+            if now_on and part not in state:
+                raise PerturbationMismatch(
+                    f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
+                    "Start it as that one was, or start a new stream."
+                )
 
 
 def _gathering_of(gather: Gather | BalancedGather | None) -> str:
