@@ -220,20 +220,3 @@ def test_lazy_layers_are_named() -> None:
     net = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(3))
     with pytest.raises(undrift.CannotPerturb, match=r"is lazy: it has no weights yet\. Run one batch"):
         undrift.adapt(net, images())
-
-
-@pytest.mark.parametrize("verb", ["adapt", "stream"])
-def test_probabilities_in_place_of_logits_are_warned_of_once_with_the_callers_line(verb: str) -> None:
-    net = nn.Sequential(convnet(), nn.Softmax(1))
-
-    def run(net: nn.Module) -> None:
-        if verb == "adapt":
-            undrift.adapt(net, images(64), method="tent", epochs=2)
-        else:
-            list(undrift.stream(net, images(64).split(16), method="tent"))
-
-    with pytest.warns(undrift.UndriftWarning, match=r"sum to 1.*needed: logits.*Leave the last softmax out") as caught:
-        run(net)
-    assert [Path(each.filename).name for each in caught] == [Path(__file__).name]
-    net[1] = nn.LogSoftmax(1)
-    run(undrift.remove(net) if verb == "adapt" else net)
