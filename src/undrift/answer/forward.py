@@ -20,7 +20,7 @@ from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
 from undrift.posterior.unfitting import refuse_unbatched, refuse_unfitting
-from undrift.system.validate import a_type, count_or_none
+from undrift.system.validate import a_type, count_or_none, instead_of
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -72,7 +72,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Taken for a plain network, a wrapper would answer with one noisy draw and move the statistics.
     """
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model is {a_type(model)}; needed: a torch.nn.Module. Give the network, or a perturbed one.")
+        do = instead_of(model, "Give the network, or a perturbed one.")
+        raise OptionError(f"model is {a_type(model)}; needed: a torch.nn.Module. {do}")
     inner = root_of(model)
     while isinstance(inner, _WRAPPERS):
         inner = root_of(inner.module)

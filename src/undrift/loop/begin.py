@@ -16,7 +16,7 @@ from undrift.posterior.attached import root_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import atomic
-from undrift.system.validate import a_type, number_from
+from undrift.system.validate import a_type, instead_of, number_from
 
 Keep = Literal["last", "best"]
 
@@ -24,7 +24,8 @@ Keep = Literal["last", "best"]
 def perturbed(model: nn.Module, verb: str) -> Perturbed:
     """Return the model, where it is a perturbed network with its perturbation in place."""
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. Give it the network.")
+        do = instead_of(model, "Give it the network.")
+        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. {do}")
     if not isinstance(model, Perturbed):
         to_do = (
             f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '

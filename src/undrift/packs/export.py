@@ -27,7 +27,7 @@ from undrift.posterior.select import plain_name
 from undrift.posterior.state import keeping_noise
 from undrift.posterior.statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.system.atomic import check, write_bytes
-from undrift.system.validate import a_type
+from undrift.system.validate import a_type, instead_of
 
 Format = Literal["state_dict", "torch.export", "onnx"]
 FORMATS = {"state_dict": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
@@ -69,7 +69,8 @@ def export(
         )
     if not isinstance(model, Perturbed):
         raise UndriftError(
-            f"got {a_type(model)}; undrift.export needs a perturbed network. A plain one has its state_dict()."
+            f"got {a_type(model)}; undrift.export needs a perturbed network. "
+            + instead_of(model, "A plain one has its state_dict().")
         )
     check(path)
     if format == "onnx":
