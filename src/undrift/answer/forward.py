@@ -13,7 +13,7 @@ from undrift._errors import DataError, OptionError, OutputError, UndriftError
 from undrift.images import FileDomain, TensorDomain
 from undrift.options import Outputs
 from undrift.posterior.attached import attached_to, root_of
-from undrift.posterior.batch import images_of, to_device
+from undrift.posterior.batch import as_tensor, images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
@@ -125,6 +125,7 @@ def blank_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 def batches_of(images: Tensor | Dataset[Any] | Iterable[Any], batch_size: int | None) -> Iterator[Tensor]:
     """Yield the batches of a tensor, a domain, a data set or a loader."""
+    images = as_tensor(images)
     batch_size = count_or_none(batch_size, "batch_size", "Leave it out to look at all images at once.")
     if isinstance(images, FileDomain | TensorDomain):
         images, batch_size = images.named_batches(batch_size or 100), None

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -100,7 +101,7 @@ def epoch_plan(
 
 def check_batches(batches: object) -> None:
     """Raise where what a stream was given is not an iterable of batches."""
-    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
+    if isinstance(batches, Tensor | np.ndarray | str | Mapping) or not isinstance(batches, Iterable):
         raise DataError(
             f"batches is {a_type(batches)}; a stream needs an iterable of batches. "
             "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's "
