@@ -130,7 +130,8 @@ def _help(f: "dataclasses.Field[Any]", hint: Any) -> str:
         text = f"{', '.join(get_args(hint))}: {text}"
     elif text.split()[0].isalpha():  # not "module:function"
         text = text[:1].upper() + text[1:]
-    if f.default not in (None, (), "", False):
+    of_method = "group" in f.metadata  # an option's default is that of the method, not of `Options`
+    if not of_method and f.default not in (None, (), "", False):
         text += f" (default {', '.join(f.default) if isinstance(f.default, tuple) else f.default})"
     return f"{text}."
 

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from undrift.cli.image_arguments import Reader
     from undrift.recipes.method import Method, Parts
 
-METHOD_PANEL = "The method (every option: --help-all)"
+METHOD_PANEL = "The method, and what to change of it (all: --help-all)"
 MethodName = Annotated[
     str | None,
-    typer.Option("--method", help="See `undrift methods`; NAME:VARIANT.", metavar="NAME", rich_help_panel=METHOD_PANEL),
+    typer.Option(
+        "--method", help="One of `undrift methods` (default undrift).", metavar="NAME", rich_help_panel=METHOD_PANEL
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
