@@ -220,3 +220,23 @@ def test_lazy_layers_are_named() -> None:
     net = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(3))
     with pytest.raises(undrift.CannotPerturb, match=r"is lazy: it has no weights yet\. Run one batch"):
         undrift.adapt(net, images())
+
+
+@pytest.mark.parametrize("verb", ["adapt", "stream"])
+def test_a_compiled_network_is_adapted_uncompiled(verb: str) -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _example: list[Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def run(net: nn.Module) -> Tensor:
+        torch.manual_seed(0)
+        if verb == "adapt":
+            return undrift.predict(undrift.adapt(net, images(64), epochs=1).model, images(), generator=0).probs
+        return undrift.Prediction.cat(undrift.stream(net, images(128).split(64))).probs
+
+    plain = convnet()
+    expected = run(copy.deepcopy(plain))
+    assert torch.equal(run(torch.compile(plain, backend=backend)), expected)  # type: ignore[arg-type]
+    assert not compiled

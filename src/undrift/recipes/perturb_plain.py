@@ -10,6 +10,7 @@ from torch import nn
 from undrift._errors import UndriftError, UndriftWarning
 from undrift.options import Options
 from undrift.perturb import perturb
+from undrift.posterior.attached import root_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolved
 from undrift.posterior.select import listed, matching, plain_name
@@ -25,7 +26,11 @@ def perturb_plain(
     preprocess: "Preprocess | None" = None,
     classes: Sequence[str] | None = None,
 ) -> Perturbed:
-    """Perturb a plain network by a scheme; roles such as "@classifier" become names in this network."""
+    """Perturb a plain network by a scheme; roles such as "@classifier" become names in this network.
+
+    Of a compiled network it is the one inside: a step runs it in many modes, and each would be compiled anew.
+    """
+    net = root_of(net)
     if isinstance(net, Perturbed):
         raise UndriftError(
             "the network is perturbed already, and a method puts its own scheme on a plain one. Give the network "
