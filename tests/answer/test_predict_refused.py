@@ -110,6 +110,17 @@ def test_a_data_set_is_taken_as_adapt_takes_it() -> None:
     assert undrift.evaluate(net, data) == undrift.evaluate(net, [(images(), labels)])
 
 
+def test_an_array_is_taken_as_a_tensor_is() -> None:
+    net, array = convnet().eval(), images().numpy()
+    array.flags.writeable = False  # as of np.load(…, mmap_mode="r")
+    expected = undrift.predict(net, images()).probs
+    for given in (array, [array]):
+        assert torch.equal(undrift.predict(net, given).probs, expected)
+    assert [len(p) for p in undrift.stream(net, [array])] == [6]
+    with pytest.raises(undrift.DataError, match=r"batches is a ndarray; .*a stream needs an iterable"):
+        undrift.stream(net, array)
+
+
 def test_a_prediction_shows_counts_and_not_its_tensors() -> None:
     shown = repr(undrift.predict(convnet().eval(), images()))
     assert re.fullmatch(

@@ -264,6 +264,12 @@ def test_the_users_own_code_may_fail(run: Run) -> None:
     assert (found.code, "the images are 1 × 8 × 8" in found.err) == (1, True), found.err
 
 
+def test_a_network_without_its_weights_is_warned_of(run: Run) -> None:
+    said = "warning: tiny_of_tests:make makes other weights each time it is called, and --weights was not given"
+    assert said in run("predict", "target", "--model", "tiny_of_tests:make", "--preprocess", "none").err
+    assert "makes other weights" not in run(*PREDICT).err
+
+
 def test_a_bug_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("undrift.cli.predict.rows_of", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -36,6 +36,10 @@ def own(inside: Path) -> Path:
         "from undrift.images import Preprocess\n"
         "def make(classes=4):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(12, classes)).train()\n"
+        "def learned():\n"
+        "    net = make()\n"
+        "    for p in net.parameters(): nn.init.ones_(p)\n"
+        "    return net\n"
         "def knows():\n"
         "    net = make()\n"
         "    net.preprocess = Preprocess(crop=2)\n"
@@ -49,6 +53,8 @@ def own(inside: Path) -> Path:
 def test_the_users_own_function_from_the_current_folder(own: Path) -> None:
     found = load_model("own_net:make", arguments={"classes": 5})
     assert (found.network[1].out_features, found.network.training, found.preprocess) == (5, False, None)
+    assert found.untrained
+    assert not load_model("own_net:learned").untrained
     assert load_model("own_net:knows").preprocess == Preprocess(crop=2)
     weights = {"1.weight": torch.ones(4, 12), "1.bias": torch.zeros(4)}
     save_file(weights, own / "w.safetensors")
@@ -56,6 +62,7 @@ def test_the_users_own_function_from_the_current_folder(own: Path) -> None:
     for name in ("w.safetensors", "w.pt"):
         loaded = load_model("own_net:make", own / name)
         assert torch.equal(loaded.network[1].weight, weights["1.weight"])
+        assert not loaded.untrained
         assert loaded.name == f"own_net:make {name}"
 
 
@@ -63,6 +70,7 @@ def test_the_users_own_function_that_cannot_be(own: Path) -> None:
     for name, fact in (
         ("own_net:mke", "Did you mean own_net:make"),
         ("own_nte:make", "there is no module 'own_nte'"),
+        ("own_net.py:make", "Did you mean own_net:make"),
         ("needs_more:make", "a_package_that_is_not_there"),
         ("own_net.make", "Did you mean own_net:make"),
         ("wrn28-10", "Did you mean 'wrn28_10'"),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -31,11 +32,14 @@ class Streamed(IterableDataset[Any]):
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {
     "tensor": lambda x: x,
+    "array": lambda x: x.numpy(),
+    "mirrored array": lambda x: np.flip(np.flip(x.numpy(), -1).copy(), -1),
     "dataset": Labelled,
     "loader": lambda x: DataLoader(Labelled(x), batch_size=8, shuffle=True),
     "loader of dicts": lambda x: DataLoader(Labelled(x, "dict"), batch_size=8, shuffle=True, drop_last=True),
     "loader with workers": lambda x: DataLoader(Labelled(x), batch_size=8, shuffle=True, num_workers=1),
     "list": lambda x: [(b, Untouchable()) for b in x.split(8)],
+    "list of arrays": lambda x: [(b.numpy(), Untouchable()) for b in x.split(8)],
     "iterable data set": Streamed,
     "loader without places": lambda x: DataLoader(Streamed(x), batch_size=8),
     "domain": lambda x: TensorDomain("toy", (x * 255).to(torch.uint8), labels=None),
@@ -57,7 +61,7 @@ def test_every_form_of_images_keeps_each_with_its_place_and_reads_no_label(form:
     for places, batch in seen:
         torch.testing.assert_close(batch, x[places])
     assert len(history.steps) == (4 if form == "loader of dicts" else 6)
-    if form not in ("list", "iterable data set", "loader without places", "loader of dicts"):
+    if form not in ("list", "list of arrays", "iterable data set", "loader without places", "loader of dicts"):
         assert sorted(torch.cat([places for places, _ in seen[:3]]).tolist()) == list(range(20))
         assert [p.tolist() for p, _ in seen[:3]] != [p.tolist() for p, _ in seen[3:]]  # shuffled anew
 
@@ -113,6 +117,15 @@ def test_what_cannot_be_gone_through_again_is_refused() -> None:
     history = adapt(model, loader, entropy, epochs=2)  # one that keeps no labels does not mind
     assert history.verdict is not None
     assert history.verdict.agreement is None
+
+
+def test_labels_in_place_of_images_are_told_where_they_belong() -> None:
+    labels = torch.zeros(8, dtype=torch.int64)
+    for given in ((images(8), labels), [(labels, images(8))]):
+        with pytest.raises(undrift.DataError, match=r"shape \(8,\) where images should be.*\[\(images, labels\)\]"):
+            adapt(small(), given, entropy)
+    with pytest.raises(undrift.DataError, match=r"shape \(3, 8, 8\); .*torch\.stack\(images\)"):
+        adapt(small(), list(images(8)), entropy)
 
 
 def test_an_order_that_changes_later_is_noticed() -> None:

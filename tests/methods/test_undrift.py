@@ -223,17 +223,20 @@ def test_lazy_layers_are_named() -> None:
 
 
 @pytest.mark.parametrize("verb", ["adapt", "stream"])
-def test_probabilities_in_place_of_logits_are_warned_of_once_with_the_callers_line(verb: str) -> None:
-    net = nn.Sequential(convnet(), nn.Softmax(1))
+def test_a_compiled_network_is_adapted_uncompiled(verb: str) -> None:
+    compiled = []
 
-    def run(net: nn.Module) -> None:
+    def backend(graph: torch.fx.GraphModule, _example: list[Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    def run(net: nn.Module) -> Tensor:
+        torch.manual_seed(0)
         if verb == "adapt":
-            undrift.adapt(net, images(64), method="tent", epochs=2)
-        else:
-            list(undrift.stream(net, images(64).split(16), method="tent"))
+            return undrift.predict(undrift.adapt(net, images(64), epochs=1).model, images(), generator=0).probs
+        return undrift.Prediction.cat(undrift.stream(net, images(128).split(64))).probs
 
-    with pytest.warns(undrift.UndriftWarning, match=r"sum to 1.*needed: logits.*Leave the last softmax out") as caught:
-        run(net)
-    assert [Path(each.filename).name for each in caught] == [Path(__file__).name]
-    net[1] = nn.LogSoftmax(1)
-    run(undrift.remove(net) if verb == "adapt" else net)
+    plain = convnet()
+    expected = run(copy.deepcopy(plain))
+    assert torch.equal(run(torch.compile(plain, backend=backend)), expected)  # type: ignore[arg-type]
+    assert not compiled

@@ -151,6 +151,15 @@ def test_tied_weights_compiled_networks_and_shared_layers(tmp_path: Path) -> Non
     assert torch.equal(own(x), mean_logits(model, x))
 
 
+def test_the_path_says_the_format(tmp_path: Path) -> None:
+    model = undrift.perturb(convnet())
+    for ending, format_ in ((".pt2", r"torch\.export"), (".onnx", "onnx")):
+        with pytest.raises(undrift.OptionError, match=f"no example.*{format_} needs a batch"):
+            export(model, tmp_path / f"net{ending}")
+    export(model, tmp_path / "net.weights")
+    assert safetensors.torch.load_file(tmp_path / "net.weights").keys() == convnet().state_dict().keys()
+
+
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     model = undrift.perturb(convnet())
     for format_, example, match in (
@@ -161,6 +170,8 @@ def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(undrift.OptionError, match=match):
             export(model, tmp_path / "x", format_, example)  # type: ignore[arg-type]
+    with pytest.raises(undrift.OptionError, match="format=a Tensor is not one of"):
+        export(model, tmp_path / "x", images())  # type: ignore[arg-type]
     with pytest.raises(undrift.UndriftError, match="needs a perturbed network"):
         export(convnet(), tmp_path / "x")  # type: ignore[arg-type]
     with pytest.raises(undrift.DataError, match="no folder"):

@@ -13,14 +13,14 @@ from undrift._errors import DataError, OptionError, OutputError, UndriftError
 from undrift.images import FileDomain, TensorDomain
 from undrift.options import Outputs
 from undrift.posterior.attached import attached_to, root_of
-from undrift.posterior.batch import images_of, to_device
+from undrift.posterior.batch import as_tensor, images_of, to_device
 from undrift.posterior.input_errors import refuse_unbatched, refuse_unfitting
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
-from undrift.system.validate import a_type, count_or_none
+from undrift.system.validate import a_type, count_or_none, instead_of
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -72,7 +72,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Taken for a plain network, a wrapper would answer with one noisy draw and move the statistics.
     """
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model is {a_type(model)}; needed: a torch.nn.Module. Give the network, or a perturbed one.")
+        raise OptionError(
+            f"model is {a_type(model)}; needed: a torch.nn.Module. "
+            f"{instead_of(model, 'Give the network, or a perturbed one.')}"
+        )
     inner = root_of(model)
     while isinstance(inner, _WRAPPERS):
         inner = root_of(inner.module)
@@ -124,6 +127,7 @@ def blank_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 def batches_of(images: Tensor | Dataset[Any] | Iterable[Any], batch_size: int | None) -> Iterator[Tensor]:
     """Yield the batches of a tensor, a domain, a data set or a loader."""
+    images = as_tensor(images)
     batch_size = count_or_none(batch_size, "batch_size", "Leave it out to look at all images at once.")
     if isinstance(images, FileDomain | TensorDomain):
         images, batch_size = images.named_batches(batch_size or 100), None

@@ -45,9 +45,9 @@ def run(
 
     Example: undrift export --weights net.pt --pack b.safetensors --out c.onnx
     """
-    from undrift.packs.export import FORMATS, export
+    from undrift.packs.export import export, format_of
 
-    format = format or next((name for name, ending in FORMATS.items() if out.suffix == ending), "state_dict")  # noqa: A001
+    format = format or format_of(out)  # noqa: A001
     claim((out,), force, (domain, weights_of(model)))
     opened = open_source(session, model, root, domain)
     adapted = open_adapted(opened, domain, seed=0)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 METHOD_PANEL = "The method; defaults are those of undrift (every option: --help-all)"
 MethodName = Annotated[
     str | None,
-    typer.Option("--method", help="See `undrift methods`; NAME:VARIANT.", metavar="NAME", rich_help_panel=METHOD_PANEL),
+    typer.Option(
+        "--method", help="One of `undrift methods` (default undrift).", metavar="NAME", rich_help_panel=METHOD_PANEL
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

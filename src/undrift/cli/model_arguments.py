@@ -83,6 +83,11 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
     device = session.crew.device(flags.device)
     file = None if domain_file is None else inspect(domain_file)
     source = load_model(flags.model, flags.weights, parse_arguments(flags.model_args))
+    if source.untrained:
+        session.warn(
+            f"{source.name} makes other weights each time it is called, and --weights was not given: this network "
+            "knows nothing yet. Give --weights FILE, or load the weights in the function."
+        )
     learned = None if file is None else file.preprocess
     known = learned or source.preprocess
     preprocess = given_preprocess(flags, known)

@@ -21,8 +21,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.cli.extensions import extensions, known_networks, networks
@@ -43,12 +44,14 @@ class SourceModel:
         name: its name, which domain files store.
         preprocess: the preprocessing of its images, or None if unknown.
         classes: the names of its classes in the order of its outputs, or None if unknown.
+        untrained: whether its weights are random: no file of them was given, and a second call makes others.
     """
 
     network: nn.Module
     name: str
     preprocess: Preprocess | None = None
     classes: tuple[str, ...] | None = None
+    untrained: bool = False
 
 
 def load_model(
@@ -77,7 +80,8 @@ def load_model(
         found = SourceModel(network, chosen, preprocess, classes)
     else:
         network = _call(package, rest, given)
-        found = SourceModel(network, chosen, _own_preprocess(network))
+        untrained = path is None and _differ(network, _call(package, rest, given))
+        found = SourceModel(network, chosen, _own_preprocess(network), untrained=untrained)
     if path is not None:
         if colon:
             fill(found.network, read(path)[0], f"{path} as {chosen}")
@@ -164,7 +168,7 @@ def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
             raise _theirs(f"importing {module_name}", error) from error
         raise OptionError(
             f"there is no module {module_name!r} (no {error.name!r}); needed: package.module:function, installed "
-            f"or importable from {here}. Check the name, or change to its folder."
+            f"or importable from {here}. {_other_name(module_name, function)}"
         ) from error
     except Exception as error:
         raise _theirs(f"importing {module_name}", error) from error
@@ -186,6 +190,20 @@ def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
             f"{module_name}:{function} returned {a_type(network)}; needed: a torch.nn.Module. Return the network."
         )
     return network
+
+
+def _other_name(module_name: str, function: str) -> str:
+    """Return what to do about a module that is not there; a file's path names none."""
+    if module_name.endswith(".py"):
+        path = Path(module_name)
+        return f"Did you mean {path.stem}:{function}{'' if path.parent == Path() else f', called in {path.parent}'}?"
+    return "Check the name, or change to its folder."
+
+
+def _differ(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two networks of one function have other weights."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=False)
+    return any(isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a, b) for a, b in pairs)
 
 
 def _theirs(what: str, error: Exception) -> UndriftError:

@@ -16,8 +16,9 @@ def run(
 ) -> dict[str, Any]:
     """List the packs (domain files) of a folder.
 
-    Shows name, size, the day each was made, on how many images, and what is estimated of it without labels. Damaged
-    files are listed too; then the exit code is 1.
+    Shows name, size, the day each was made, on how many images, and what is estimated of it without labels.
+
+    Damaged files are listed too; then the exit code is 1.
 
     Example: undrift packs packs/
     """

@@ -25,7 +25,7 @@ from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import initial_log_var
-from undrift.system.validate import a_type
+from undrift.system.validate import a_type, instead_of
 from undrift.system.warning import warn
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
@@ -65,7 +65,8 @@ def sigma(model: Perturbed) -> tuple[LayerSigma, ...]:
     """
     if not isinstance(model, Perturbed):
         raise UndriftError(
-            f"got {a_type(model)}; shift.sigma needs a perturbed network. Make one: undrift.perturb(net)."
+            f"got {a_type(model)}; shift.sigma needs a perturbed network. "
+            + instead_of(model, "Make one: undrift.perturb(net).")
         )
     rows = []
     for row, noise in zip(sigmas(model), model.noises(), strict=True):

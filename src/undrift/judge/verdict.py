@@ -105,7 +105,8 @@ class Verdict:
     def __str__(self) -> str:
         b, a = self.before, self.after
         facts = (
-            f"entropy {b.entropy:.3f} → {a.entropy:.3f}, diversity {b.diversity:.2f} → {a.diversity:.2f}, "
+            f"entropy {abs(b.entropy):.3f} → {abs(a.entropy):.3f}, "  # rounding may leave −0
+            f"diversity {abs(b.diversity):.2f} → {abs(a.diversity):.2f}, "
             f"{b.predicted} → {a.predicted} of {a.classes} classes predicted"
         )
         if self.agreement is not None:

@@ -9,8 +9,14 @@ from torch import Tensor, nn
 
 from undrift._errors import OptionError, OutputError
 from undrift._types import Likelihood, Step
+from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.roles import find_classifier
+from undrift.posterior.select import plain_name
 from undrift.system.validate import a_type
 from undrift.system.warning import warn
+
+MANY = 16
+"""Images that have to answer from 0 to 1 before that looks like a sigmoid's: a few logits may do so by chance."""
 
 
 class OfLogits:
@@ -72,15 +78,45 @@ def check_positions(likelihood: object, logits: Tensor) -> None:
     )
 
 
-def warn_of_probabilities(logits: Tensor) -> None:
-    """Warn if a network ends in a softmax: its probabilities taken for logits make every answer unsure."""
+def warn_of_outputs(model: Perturbed, logits: Tensor) -> None:
+    """Warn if a network seems to return something else than its logits: probabilities, or features."""
     found = logits.detach()
-    if len(found) and bool((found >= 0).all() & ((found.sum(1) - 1).abs() < 5e-3).all()):
-        warn(
+    said = _probabilities(found) if len(found) else None
+    if said is None and found.ndim == 2:
+        said = _not_its_classifiers(model.net, found.shape[1])
+    if said is not None:
+        warn(said)
+
+
+def _probabilities(found: Tensor) -> str | None:
+    """Return a warning if a network ends in a softmax or a sigmoid: taken for logits, its answers all look unsure."""
+    if bool((found >= 0).all() & ((found.sum(1) - 1).abs() < 5e-3).all()):
+        return (
             "the network returns rows that are not negative and sum to 1, as probabilities do; needed: logits, the "
             "scores before the softmax, else every answer looks unsure and steps are tiny. Leave the last softmax out, "
             "or return log_softmax."
         )
+    one = found.ndim == 2 and found.shape[1] == 2 and len(found) >= MANY
+    if one and bool((found[:, 0] == 0).all() & (found[:, 1] >= 0).all() & (found[:, 1] <= 1).all()):
+        return (
+            "the network returns one number from 0 to 1 per image, as a sigmoid does; needed: logits, the scores "
+            "before the sigmoid, else every image is of the second class. Leave the last sigmoid out, or apply "
+            "torch.logit to it."
+        )
+    return None
+
+
+def _not_its_classifiers(net: nn.Module, width: int) -> str | None:
+    """Return a warning if a network returns other outputs than its classifier's, such as features before logits."""
+    name, sure = find_classifier(net, convolutions=False)
+    layer = next((module for path, module in net.named_modules() if sure and plain_name(path) == name), None)
+    if not isinstance(layer, nn.Linear) or width == max(2, layer.out_features):  # one logit is made two
+        return None
+    return (
+        f"the network returns {width} numbers per image, and its layer {name!r} gives {layer.out_features}; needed: "
+        "the classifier's logits, which are the first tensor of a tuple or list. Return the logits first; or, if "
+        f"{name!r} is not the classifier, call the layer that is 'classifier'."
+    )
 
 
 def one_number(loss: object, logits: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from undrift.answer.forward import finite_rows
 from undrift.loop.indexed_loader import Pass
 from undrift.loop.unlabelled import Unlabelled, unlabelled_of
 from undrift.options import Statistics
-from undrift.posterior.batch import to_device
+from undrift.posterior.batch import as_tensor, to_device
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import ranks
 from undrift.system.warning import warn
@@ -47,10 +47,10 @@ class FiniteImages:
         generator: torch.Generator,
         same_places: bool,
     ) -> None:
-        self.model, self.given = model, unlabelled
+        self.model, self.given = model, (unlabelled := as_tensor(unlabelled))
         strict = same_places or ranks.world_size() > 1
         self.data: Unlabelled = unlabelled_of(unlabelled, batch_size, generator, strict)
-        self.looked_at = self.data if clean is None else unlabelled_of(clean, batch_size, generator, strict)
+        self.looked_at = self.data if clean is None else unlabelled_of(as_tensor(clean), batch_size, generator, strict)
         self.bad: set[int] = set()
         if self.looked_at.size != self.data.size:
             raise DataError(

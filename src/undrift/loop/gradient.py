@@ -13,7 +13,7 @@ from undrift.answer.forward import forward
 from undrift.answer.prediction import mean_softmax
 from undrift.answer.views import ViewsInUse
 from undrift.likelihood import one_number
-from undrift.likelihood.wrap import check_positions, warn_of_probabilities
+from undrift.likelihood.wrap import check_positions, warn_of_outputs
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import extra_pass, noise_switched
@@ -60,7 +60,7 @@ class Gradient:
     ) -> None:
         self.model, self.likelihood, self.learnables, self.keepers = model, likelihood, learnables, keepers
         self.answers, self.more, self.views = answers, more, views
-        self._looked = False  # whether the outputs were compared with probabilities
+        self._looked = False  # whether the outputs were found to be logits
 
     def keep(self) -> None:
         """Prepare for `put_back`. Nothing to do here: what moves is replaced, never changed in place."""
@@ -136,7 +136,7 @@ class Gradient:
         check_positions(self.likelihood, logits)
         if not self._looked:
             self._looked = True
-            warn_of_probabilities(logits)
+            warn_of_outputs(self.model, logits)
         return logits
 
     def _answer(self, logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from undrift.posterior.attached import root_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import atomic
-from undrift.system.validate import a_type, number_from
+from undrift.system.validate import a_type, instead_of, number_from
 
 if TYPE_CHECKING:
     from undrift.packs.collection import Packs
@@ -31,7 +32,10 @@ Keep = Literal["last", "best"]
 def require_perturbed(model: nn.Module, verb: str) -> Perturbed:
     """Return the model if it is a perturbed network with its perturbation in place; raise if not."""
     if not isinstance(model, nn.Module):
-        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. Give it the network.")
+        raise OptionError(
+            f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. "
+            f"{instead_of(model, 'Give it the network.')}"
+        )
     if not isinstance(model, Perturbed):
         to_do = (
             f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '
@@ -156,7 +160,7 @@ def batch_plan(
 
 def check_batches(batches: object) -> None:
     """Raise where what a stream was given is not an iterable of batches."""
-    if isinstance(batches, Tensor | str | Mapping) or not isinstance(batches, Iterable):
+    if isinstance(batches, Tensor | np.ndarray | str | Mapping) or not isinstance(batches, Iterable):
         raise DataError(
             f"batches is {a_type(batches)}; a stream needs an iterable of batches. "
             "Give a loader, a generator, a tensor's parts (images.split(200)), or a domain's "

@@ -26,18 +26,18 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.posterior.state import keeping_noise
 from undrift.system.atomic import check, write_bytes
-from undrift.system.validate import a_type
+from undrift.system.validate import a_type, instead_of
 from undrift.system.version import own_version
 
 Format = Literal["state_dict", "torch.export", "onnx"]
-FORMATS = {"state_dict": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
+FORMATS: dict[Format, str] = {"state_dict": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
 """The formats, each with the usual ending of its files."""
 
 
 def export(
     model: Perturbed,
     path: str | os.PathLike[str],
-    format: Format = "state_dict",  # noqa: A002
+    format: Format | None = None,  # noqa: A002
     example: Any = None,
     images: Tensor | Iterable[Any] | None = None,
 ) -> int:
@@ -55,21 +55,25 @@ def export(
     Args:
         model: a perturbed network.
         path: where to; written whole or not at all.
-        format: "state_dict", "torch.export" or "onnx".
+        format: "state_dict", "torch.export" or "onnx". Default: as the path ends (.pt2, .onnx), or else "state_dict".
         example: a batch of images (or a tuple of the network's arguments), for all but "state_dict".
         images: of the domain, for the mean network's own norm statistics: a tensor, a domain, or batches.
 
     Raises:
         OptionError: the network uses batch statistics, which a state_dict cannot hold.
     """
-    if format not in FORMATS:
+    if format is None:
+        format = format_of(path)  # noqa: A001
+    if not isinstance(format, str) or format not in FORMATS:
+        found = f"{format!r}{_suggest(format, FORMATS)}" if isinstance(format, str) else a_type(format)
         raise OptionError(
-            f"format={format!r}{_suggest(format, FORMATS)} is not one of {', '.join(FORMATS)}. Take state_dict to "
+            f"format={found} is not one of {', '.join(FORMATS)}. Take state_dict to "
             "load into your own class, torch.export for a program that needs none, onnx for other runtimes."
         )
     if not isinstance(model, Perturbed):
         raise UndriftError(
-            f"got {a_type(model)}; undrift.export needs a perturbed network. A plain one has its state_dict()."
+            f"got {a_type(model)}; undrift.export needs a perturbed network. "
+            + instead_of(model, "A plain one has its state_dict().")
         )
     check(path)
     if format == "onnx":
@@ -82,6 +86,11 @@ def export(
         return write_bytes(path, _state_dict(model, plain))
     program = _program(plain, example, format)
     return write_bytes(path, onnx_bytes(program, _about(model)) if format == "onnx" else _saved(program, _about(model)))
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """Return the format that a path's ending says; a state_dict where it says none."""
+    return next((name for name, ending in FORMATS.items() if str(path).endswith(ending)), "state_dict")
 
 
 def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None) -> nn.Module:

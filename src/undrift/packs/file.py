@@ -20,7 +20,7 @@ from undrift.posterior.extra_modules import add_saved_extra
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
 from undrift.system.atomic import check, write_bytes
-from undrift.system.validate import a_type
+from undrift.system.validate import a_type, instead_of
 from undrift.system.warning import warn
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def save(
     """
     if not isinstance(model, Perturbed):
         raise UndriftError(
-            f"got {a_type(model)}; undrift.save needs a perturbed network. Make one: undrift.perturb(net)."
+            f"got {a_type(model)}; undrift.save needs a perturbed network. "
+            + instead_of(model, "Make one: undrift.perturb(net).")
         )
     if model._removed:
         raise UndriftError("this perturbation was removed; what it learned is no longer in use. Save before remove().")
@@ -127,7 +128,9 @@ def load(
         True
     """
     if not isinstance(net, nn.Module):
-        raise UndriftError(f"got {a_type(net)}; undrift.load needs a torch.nn.Module. Give it the source network.")
+        raise UndriftError(
+            f"got {a_type(net)}; undrift.load needs a torch.nn.Module. {instead_of(net, 'Give it the source network.')}"
+        )
     check_path(path)
     refuse_second(net)
     file = inspect(path)

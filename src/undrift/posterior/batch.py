@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +14,15 @@ from undrift.posterior.perturbed import Perturbed
 KEYS = ("pixel_values", "image", "images", "x", "input", "inputs", "img", "data")
 
 
+def as_tensor(given: Any) -> Any:
+    """Return a NumPy array as a tensor, without a copy where it can be had; anything else unchanged."""
+    if not isinstance(given, np.ndarray):
+        return given
+    # Neither a mirrored array (BGR made RGB) nor one that must not be written can be shared with a tensor.
+    shared = np.ascontiguousarray(given)
+    return torch.from_numpy(shared if shared.flags.writeable else shared.copy())
+
+
 def images_of(item: Any) -> Tensor:
     """Return the images, batch first, from what a loader yields; nothing else in it is read.
 
@@ -20,6 +30,7 @@ def images_of(item: Any) -> Tensor:
         >>> images_of((torch.zeros(4, 3, 8, 8), "labels are not looked at")).shape
         torch.Size([4, 3, 8, 8])
     """
+    item = as_tensor(item)
     if isinstance(item, Mapping):
         key = next((k for k in KEYS if k in item), None)
         if key is None:
@@ -30,7 +41,7 @@ def images_of(item: Any) -> Tensor:
         return images_of(item[key])
     if isinstance(item, tuple | list) and item:
         # A collated batch has one tensor of images; taking the first of many separate ones would lose the others.
-        if len(item) > 1 and all(isinstance(x, Tensor) and x.ndim == 3 for x in item):
+        if len(item) > 1 and all(isinstance(x, Tensor | np.ndarray) and x.ndim == 3 for x in item):
             raise DataError(
                 f"the loader yields {type(item).__name__}s of {len(item)} separate images, the first of shape "
                 f"{tuple(item[0].shape)}; a batch is one tensor. Collate them: torch.stack(images)."
@@ -41,7 +52,13 @@ def images_of(item: Any) -> Tensor:
             f"the loader yields {type(item).__name__} objects; a batch is a tensor, a tuple that starts with one, or a "
             "dict with one. Convert it in the dataset or the collate function; files are read by undrift.images.domain."
         )
-    if not item.is_floating_point() or item.ndim < 2:
+    if item.ndim < 2:
+        raise DataError(
+            f"the loader yields a {item.dtype} tensor of shape {tuple(item.shape)} where images should be; a batch of "
+            "images is a tensor with the batch first. Give images first and labels behind them; a single batch in a "
+            "list: [(images, labels)]."
+        )
+    if not item.is_floating_point():
         raise DataError(
             f"the loader yields a {item.dtype} tensor of shape {tuple(item.shape)}; a batch of images is a tensor of "
             "floats with the batch first, normalised as in training. Convert it in the dataset: image.float() / 255."

@@ -28,7 +28,8 @@ def refuse_unbatched(net: nn.Module, images: Tensor, error: Exception | None = N
     if missing > 0:
         raise DataError(
             f"the network failed on a tensor of shape {tuple(images.shape)}; its convolutions need a batch, "
-            f"N × channels × {_SIDES[_sides(net)]}. Make one of a single image: image[{', '.join(['None'] * missing)}]."
+            f"N × channels × {_SIDES[_sides(net)]}. Stack images: torch.stack(images); or make a batch of one: "
+            f"image[{', '.join(['None'] * missing)}]."
         ) from error
 
 

@@ -5,6 +5,8 @@ Classes are always dimension 1, and every position behind it has a softmax of it
     batch × classes                            one class per image
     batch × classes × height × width           one class per pixel (volumes have one more dimension)
     batch × 2 × labels                         any number of labels per image: no and yes of each
+
+One logit z where there could be many, a sigmoid's, tells two classes apart: it becomes the two (0, z).
 """
 
 from collections.abc import Mapping
@@ -27,16 +29,19 @@ def logits(output: Any, kind: Outputs = "softmax") -> Tensor:
     """Return the logits, batch × classes (× height × width), in float32 or better, from whatever a network returned.
 
     A tensor is used as it is, of an object or a dict its `logits` (or "out"), of a tuple or list its first entry.
+    One logit z per image or pixel is a sigmoid's: it becomes the two (0, z), whose softmax is sigmoid(z).
 
     Args:
         kind: "softmax" for one class per image or pixel; "sigmoid" for any number of labels per image, one logit
-            each. The logit z of a label becomes the two (0, z), whose softmax is sigmoid(z).
+            each, which becomes two in the same way.
 
     Examples:
         >>> logits({"logits": torch.zeros(4, 10)}).shape, logits({"out": torch.zeros(4, 21, 8, 8)}).shape
         (torch.Size([4, 10]), torch.Size([4, 21, 8, 8]))
         >>> logits(torch.zeros(4, 10), "sigmoid").shape
         torch.Size([4, 2, 10])
+        >>> logits(torch.tensor([[1.5], [-0.5]])).tolist()
+        [[0.0, 1.5], [0.0, -0.5]]
     """
     found = output
     if isinstance(output, Mapping):
@@ -58,13 +63,17 @@ def logits(output: Any, kind: Outputs = "softmax") -> Tensor:
             f"the network returned {found.dtype} values of shape {tuple(found.shape)}; {_NEEDED}, in floats. "
             "Return the scores before the arg max."
         )
+    if found.ndim < 2:
+        found = found.reshape(-1, 1)  # squeezed, as for binary_cross_entropy_with_logits
     if kind == "sigmoid":
         return _no_and_yes(found).to(wide(found.dtype))
-    if found.ndim not in (2, 4, 5) or found.shape[1] < 2 or (found.ndim > 2 and found[0, 0].numel() == 1):
-        raise OutputError(
-            f"the network returned a tensor of shape {tuple(found.shape)}{_what(found)}; {_NEEDED} (at least two). "
-            + _HINTS.get(found.ndim, "Flatten the map of one pixel: logits.flatten(1).")
-        )
+    if found.ndim not in (2, 4, 5) or found.shape[1] == 0 or (found.ndim > 2 and found[0, 0].numel() == 1):
+        do = "Flatten the map of one pixel: logits.flatten(1)."
+        if found.ndim == 3:
+            do = "Pool tokens to one row per image, or return batch × classes × height × width."
+        raise OutputError(f"the network returned a tensor of shape {tuple(found.shape)}; {_NEEDED}. {do}")
+    if found.shape[1] == 1:
+        found = torch.cat([torch.zeros_like(found), found], dim=1)
     return found.to(wide(found.dtype))
 
 
@@ -103,16 +112,3 @@ def _no_and_yes(found: Tensor) -> Tensor:
             'labels, one logit each. Return that, or leave outputs="sigmoid" out.'
         )
     return torch.stack([torch.zeros_like(found), found], dim=1)
-
-
-_HINTS = {
-    1: "Give images with their batch dimension: images[None].",
-    2: 'Two classes need two logits: stack (0, z) for a sigmoid\'s z, or perturb with outputs="sigmoid".',
-    3: "Pool tokens to one row per image, or return batch × classes × height × width.",
-}
-
-
-def _what(found: Tensor) -> str:
-    if found.ndim > 2:
-        return " (a map)"
-    return " (a regression or one sigmoid)" if found.ndim == 2 else ""

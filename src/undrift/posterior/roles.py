@@ -11,6 +11,7 @@ from undrift.posterior.select import plain_name
 
 ROLES = ("@classifier", "@bottleneck")
 CLASSIFIER_NAMES = ("classifier", "classification_head", "fc", "head", "last", "logits")  # fc2 counts too
+OUTERMOST_NAMES = ("out", "output")  # deeper, they are attention's
 
 
 def resolve_roles(net: nn.Module, options: Options) -> Options:
@@ -50,7 +51,8 @@ def find_classifier(net: nn.Module, convolutions: bool = True) -> tuple[str | No
     if called:
         top = min(depth for depth, _, _ in called)
         names = [(stem, name) for depth, stem, name in called if depth == top]
-        return names[-1][1], len({stem for stem, _ in names}) == 1
+        last = names[-1][1]
+        return last, len({stem for stem, _ in names}) == 1 or [last] == matrices[-1:]
     if not matrices:
         return None, False
     parts = matrices[-1].split(".")
@@ -62,6 +64,7 @@ def find_classifier(net: nn.Module, convolutions: bool = True) -> tuple[str | No
 def _called(name: str) -> tuple[int, str, str] | None:
     """Return the depth at which a module's path has a classifier's name, that name, and the path; None without one."""
     for depth, part in enumerate(name.split(".")[:2]):
-        if (stem := part.lower().rstrip("0123456789")) in CLASSIFIER_NAMES:
+        stem = part.lower().rstrip("0123456789")
+        if stem in CLASSIFIER_NAMES or (depth == 0 and stem in OUTERMOST_NAMES):
             return depth, stem, name
     return None

@@ -12,6 +12,7 @@ from undrift._types import Keeper
 from undrift.loop.setup import require_perturbed
 from undrift.options import Options
 from undrift.perturb import perturb
+from undrift.posterior.attached import root_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import CLASSIFIER_NAMES, find_classifier, resolve_roles
 from undrift.posterior.select import candidates, matching, plain_name
@@ -88,7 +89,11 @@ def perturb_plain(
     preprocess: "Preprocess | None" = None,
     classes: Sequence[str] | None = None,
 ) -> Perturbed:
-    """Perturb a plain network by a scheme; roles such as "@classifier" become names in this network."""
+    """Perturb a plain network by a scheme; roles such as "@classifier" become names in this network.
+
+    Of a compiled network it is the one inside: a step runs it in many modes, and each would be compiled anew.
+    """
+    net = root_of(net)
     if isinstance(net, Perturbed):
         raise UndriftError(
             "the network is perturbed already, and a method puts its own scheme on a plain one. Give the network "

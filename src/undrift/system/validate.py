@@ -1,7 +1,7 @@
 """Validate arguments."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,17 @@ def a_type(value: object) -> str:
     """
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def instead_of(given: object, do: str) -> str:
+    """Return what to do about a value that was given as a network and is none: `do`, if no better advice is known."""
+    if isinstance(getattr(given, "model", None), torch.nn.Module):  # a History, a Stream
+        return f"Give the network in it: {type(given).__name__.lower()}.model."
+    if isinstance(given, type) and issubclass(given, torch.nn.Module):
+        return f"Make one of the class: {given.__name__}(…)."
+    if isinstance(given, Mapping) and any(isinstance(value, torch.Tensor) for value in given.values()):
+        return "Load these weights into the network, net.load_state_dict(…), and give that."
+    return do
 
 
 def generator_or_seed(given: Any) -> torch.Generator | int | None:
