@@ -38,7 +38,7 @@ layers its means are far away; and a network may answer it with few classes."""
 VARIED = 4
 """Classes that a memory needs for a step; of a network that knows fewer than eight, half of them.
 
-A run that is longer than the memory looks back leaves one or two there, and class and domain are then the same."""
+A run that is longer than the memory looks back leaves one there, and class and domain are then the same."""
 
 FEW = 3.0
 """How much an answer that names few classes counts in a run: a nat of entropy less is worth e³ (`fewer_classes`)."""
