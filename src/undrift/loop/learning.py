@@ -15,7 +15,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import DOUBT, Pacing, fewer_classes, of_few_classes
+from undrift.loop.pacing import DOUBT, Pacing, fewer_classes
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.layers import evaluating
@@ -96,8 +96,8 @@ class Learning:
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
-            gathered, probs = images, self._in_run(likelihood, images)
-            classes = probs.argmax(1)
+            gathered = images
+            found = probs = self._in_run(likelihood, images)
         else:
             probs = (
                 self._in_run(likelihood, images)
@@ -112,14 +112,9 @@ class Learning:
             if pacing.sample(likelihood.doubt(self.model, enough, DOUBT)):
                 self._steps_of(pacing, enough, images, None)
                 return Prediction.of(probs, None, sound)
-            gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
+            gathered, found = enough, likelihood.answer_alone(self.model, enough, counted=False)
 
-        def step(full: Tensor, new: int) -> bool:
-            # Where predictions are poor, a memory of one run looks balanced and is not.
-            wait = of_few_classes(likelihood.doubt(self.model, full, DOUBT))
-            return wait or self._steps_of(pacing, full, images, new)
-
-        pacing.remember(gathered, classes, step)
+        pacing.remember(gathered, found, lambda full, new: self._steps_of(pacing, full, images, new))
         return Prediction.of(probs, None, sound)
 
     def _in_run(self, likelihood: SelfPaced, images: Tensor) -> Tensor:
@@ -130,7 +125,7 @@ class Learning:
     def _note_domain(self, likelihood: SelfPaced) -> None:
         if likelihood.new_domain:
             likelihood.new_domain = False
-            why = "in half of the norm layers, statistics of the images before are worth few images now"
+            why = "these images do not fit the norm statistics of those before"
             self.online.report.event("domain changed", why)
 
     def _steps_of(self, pacing: Pacing, gathered: Tensor, images: Tensor, new: int | None) -> bool:

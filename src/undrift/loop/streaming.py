@@ -139,7 +139,10 @@ class Stream(Iterator[Prediction]):
         if self.bar is not None:
             if self.report.batches == 1:
                 self._shown.enter_context(self.bar)
-            self.bar.advance(**self.latest)
+            self.bar.say(self._doing)
+            latest = self.latest
+            shown = {name: latest[name] for name in ("loss", "entropy", "balance")}
+            self.bar.advance(images=f"{self.report.images:,}", steps=f"{self.report.steps:,}", **shown)
         return prediction
 
     def close(self) -> None:
@@ -204,6 +207,12 @@ class Stream(Iterator[Prediction]):
                 self.recording.load_state_dict(state["recording"])
             if self.report.images:  # a stream that was stopped at its end has no next batch
                 self._state_facts()
+
+    @property
+    def _doing(self) -> str:
+        if self.guard is not None and self.guard.resting:
+            return "stream (the source answers)"
+        return "stream (classes in runs)" if self._learning.runs else "stream"
 
     def _state_facts(self) -> None:
         self.model.facts = {"images": self.report.images - self.report.skipped}
