@@ -201,11 +201,29 @@ def test_parquet_needs_pyarrow_and_says_so(run: Run) -> None:
     assert (found.code, "undrift[parquet]" in found.err, Path("a.parquet").exists()) == (1, True, False)
 
 
+KNOWS = """
+import tiny_of_tests
+from undrift.images.preprocess import Preprocess
+
+def make():
+    net = tiny_of_tests.make()
+    net.preprocess = Preprocess(crop=8)
+    return net
+"""
+
+
 def test_preprocessing_travels_and_a_mismatch_is_said_loudly(run: Run) -> None:
     own = (*MODEL[:6], "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.5", "--crop", "6")
     assert run("adapt", "target", *own, "--out", "b.safetensors", "--epochs", "1").code == 0
     silent = run("predict", "target", *MODEL[:6], "--domain", "b.safetensors", "--json").json
     assert silent["warnings"] == []  # the file knows
+    Path("knows_of_tests.py").write_text(KNOWS)
+    noted = run(
+        "predict", "target", "--model", "knows_of_tests:make", *MODEL[2:6], "--domain", "b.safetensors", "--json"
+    )
+    assert noted.json["warnings"] == []  # it knows more than the network's package
+    assert noted.json["answers"] == silent["answers"]
+    assert "the file's is used: mean: (0.5, 0.5, 0.5) against" in noted.err
     loud = run("predict", "target", *MODEL[:6], "--domain", "b.safetensors", "--crop", "none", "--json").json
     assert "crop: 6 against None" in loud["warnings"][0]
     assert "is unknown; images are scaled" in run("predict", "target", *MODEL[:6], "--json").json["warnings"][0]

@@ -74,6 +74,8 @@ def test_the_users_own_function_that_cannot_be(own: Path) -> None:
         ("needs_more:make", "a_package_that_is_not_there"),
         ("own_net.make", "Did you mean own_net:make"),
         ("wrn28-10", "Did you mean 'wrn28_10'"),
+        ("timm/resnet18", "Did you mean timm:resnet18"),
+        ("resnet18", "needed: one of these, timm:NAME"),
         ("wrn40_2", "named without weights"),
     ):
         with pytest.raises(OptionError, match=fact):
@@ -156,14 +158,18 @@ def test_timm(pretend: Pretend, tmp_path: Path) -> None:
         }
         return made
 
-    pretend("timm", create_model=create_model)
+    pretend("timm", create_model=create_model, list_models=lambda: ["tiny_vit"])
     found = load_model("timm:tiny_vit")
     assert found.preprocess == Preprocess((0.5,) * 3, (0.5,) * 3, 248, 224, "bicubic")
     save_file(net(6).state_dict(), tmp_path / "w.safetensors")
     load_model("timm:tiny_vit", tmp_path / "w.safetensors", {"num_classes": 6})
     assert asked == [(True, {}), (False, {"num_classes": 6})]
-    with pytest.raises(DataError, match="Unknown model"):
+    with pytest.raises(DataError, match=r"Unknown model.*weights it can download\. .*or give --weights FILE"):
         load_model("timm:nothing")
+    with pytest.raises(DataError, match=r"needed: a name that timm knows\. Did you mean timm:tiny_vit\?"):
+        load_model("timm:tinyvit", tmp_path / "w.safetensors")
+    with pytest.raises(DataError, match=r"of another shape.*such as --model-args num_classes"):
+        load_model("timm:tiny_vit", tmp_path / "w.safetensors")
 
 
 def test_torchvision(pretend: Pretend) -> None:
@@ -189,6 +195,7 @@ def test_torchvision(pretend: Pretend) -> None:
     pretend(
         "torchvision.models",
         get_model=get_model,
+        list_models=lambda: ["resnet50"],
         get_model_weights=lambda name: {"DEFAULT": entry, "IMAGENET1K_V1": entry},
     )
     found = load_model("torchvision:resnet50", arguments={"weights": "IMAGENET1K_V1"})

@@ -1,13 +1,14 @@
 """Accuracy without labels: hand-computed numbers, networks of which one is known to be better, and doubts."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from undrift import Helping
-from undrift.judge.accuracy import LAPSE, SURE, belief, flattening, helping, margin, right
+from undrift.judge.accuracy import LAPSE, SURE, Estimate, belief, flattening, helping, margin, right
 
 
 def test_margin_and_temperature_by_hand() -> None:
@@ -95,6 +96,12 @@ def test_what_is_not_known_is_said() -> None:
     found = helping(thousand, thousand)
     assert "200 images are few for 1000 classes" in str(found)
     assert 0.5 < found.source.value < 1  # a class that is met once is not taken for certain
+
+
+def test_no_change_has_no_minus_sign() -> None:
+    found = helping(made(torch.arange(200) % 8, 0.4, 4, 1), made(torch.arange(200) % 8, 0.4, 4, 2))
+    assert "helped (+0 ± 2 points)" in str(replace(found, gain=Estimate(-0.003, 0.02)))
+    assert "hurt (-3 ± 2 points)" in str(replace(found, gain=Estimate(-0.03, 0.02))).lower()
 
 
 def test_images_without_finite_answers_are_left_out() -> None:

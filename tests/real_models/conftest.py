@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 from monai.networks import nets
 from torch import Tensor, nn
 
+import undrift
 from support import same, snapshot
 
 CLASSES, SIDE = 5, 64
@@ -60,8 +62,8 @@ def segresnet() -> nn.Module:
 SWIN = {"window_size": 4, "embed_dim": 24, "depths": (1, 1, 2, 1), "num_heads": (1, 2, 4, 4)}
 CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
     "timm ResNet": by_timm("resnet18"),
-    "timm ConvNeXt": by_timm("convnext_atto"),
-    "timm ViT": by_timm("vit_tiny_patch16_224", img_size=SIDE),
+    "timm ConvNeXt": by_timm("convnext_atto", depths=(1, 1, 2, 1)),
+    "timm ViT": by_timm("vit_tiny_patch16_224", img_size=SIDE, depth=3),
     "timm Swin": by_timm("swin_tiny_patch4_window7_224", img_size=SIDE, **SWIN),
     "timm EfficientNet": by_timm("efficientnet_b0"),
     "transformers ViT": vit,
@@ -96,16 +98,63 @@ def hooks(net: nn.Module) -> list[Any]:
     return [hook for m in net.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
 
 
-@pytest.fixture(params=[*CLASSIFIERS, *SEGMENTERS])
-def real(request: pytest.FixtureRequest) -> Iterator[Real]:
-    """Yield a network of a library; a test leaves it bit for bit as it was."""
-    make = (CLASSIFIERS | SEGMENTERS)[request.param]
-    net = make().eval()
+@dataclass(frozen=True)
+class Packs:
+    """What a network learned of two domains.
+
+    Attributes:
+        folder: the packs night and snow.
+        exact: night, its mean stored exactly.
+        night: images of that domain.
+        snow: images of that domain.
+        answered: what the network adapted to night answered there.
+    """
+
+    folder: Path
+    exact: Path
+    night: Tensor
+    snow: Tensor
+    answered: undrift.Prediction
+
+
+@pytest.fixture(scope="module", params=[*CLASSIFIERS, *SEGMENTERS])
+def made(request: pytest.FixtureRequest) -> Real:
+    """Return a network of a library, and images for it."""
+    torch.manual_seed(0)
+    net = (CLASSIFIERS | SEGMENTERS)[request.param]().eval()
     size = (16,) * 3 if request.param.endswith("volumes") else (SIDE,) * 2
     images = torch.rand(8, 3, *size)
     with torch.no_grad():
         net(images[:2])  # transformers puts hooks of its own on a network when it is first called
-    before, theirs = snapshot(net), hooks(net)
-    yield Real(net, images, request.param in SEGMENTERS)
-    assert same(snapshot(net), before)
-    assert hooks(net) == theirs
+    return Real(net, images, request.param in SEGMENTERS)
+
+
+@pytest.fixture
+def real(made: Real) -> Iterator[Real]:
+    """Yield the network; a test leaves it bit for bit as it was."""
+    before, theirs = snapshot(made.net), hooks(made.net)
+    yield made
+    assert same(snapshot(made.net), before)
+    assert hooks(made.net) == theirs
+
+
+@pytest.fixture(scope="module")
+def packs(made: Real, tmp_path_factory: pytest.TempPathFactory) -> Packs:
+    """Adapt the network to two domains, once for all tests: by the default recipe, for pixels by entropy."""
+    torch.manual_seed(0)
+    before = snapshot(made.net)
+    folder, exact = tmp_path_factory.mktemp("packs"), tmp_path_factory.mktemp("exact") / "night.safetensors"
+    domains = {"snow": 1 - made.images / 5, "night": made.images / 10}
+    for name, images in domains.items():
+        if made.pixels:
+            model = undrift.perturb(made.net, init_fraction=0.04)
+            undrift.adapt(model, images, undrift.entropy, epochs=1, batch_size=4, progress=False)
+        else:
+            model = undrift.adapt(made.net, images, epochs=1, batch_size=4, progress=False).model
+        undrift.save(model, folder / f"{name}.safetensors")
+        if name == "night":
+            answered = undrift.predict(model, images, samples=2, generator=3)
+            undrift.save(model, exact, mean="exact")
+        model.remove()
+    assert same(snapshot(made.net), before)
+    return Packs(folder, exact, domains["night"], domains["snow"], answered)

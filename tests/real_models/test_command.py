@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import undrift
+from support import same
 from undrift.cli import main
 from undrift.cli.model_packages import of_processor, of_timm, of_torchvision
 from undrift.cli.models import load_model
@@ -54,12 +55,12 @@ def of_timm_itself(net: nn.Module) -> Any:
     return timm.data.create_transform(**timm.data.resolve_data_config(model=net), is_training=False)
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "pt"])
-def test_adapt_and_predict_with_a_network_of_timm(work: Path, ending: str) -> None:
+def test_adapt_and_predict_with_a_network_of_timm(work: Path) -> None:
     net = timm.create_model("resnet18").eval()
-    weights = work / f"resnet18.{ending}"
-    save_file(net.state_dict(), weights) if ending == "safetensors" else torch.save(net.state_dict(), weights)
-    words = ("images", "--model", "timm:resnet18", "--weights", weights.name)
+    save_file(net.state_dict(), work / "resnet18.safetensors")
+    torch.save(net.state_dict(), work / "resnet18.pt")
+    assert same(load_model("timm:resnet18", work / "resnet18.pt").network.state_dict(), net.state_dict())
+    words = ("images", "--model", "timm:resnet18", "--weights", "resnet18.safetensors")
     run("adapt", *words, "--out", "domain.safetensors", "--epochs", "1")
     run("predict", *words, "--out", "source.csv")
     run("predict", *words, "--domain", "domain.safetensors", "--out", "adapted.csv", "--samples", "2")
@@ -137,5 +138,6 @@ def test_an_image_processor_that_does_something_else_is_named() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["timm:resnet_18", "torchvision:resnet_18"])
 def test_unknown_names_say_so(name: str) -> None:
-    with pytest.raises(undrift.DataError, match="needed: a name that the package knows"):
+    package = name.partition(":")[0]
+    with pytest.raises(undrift.DataError, match=f"a name that {package} knows.* Did you mean {package}:resnet18"):
         load_model(name)

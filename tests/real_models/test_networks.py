@@ -7,25 +7,13 @@ import onnxruntime
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
 
 import undrift
 from undrift.posterior.outputs import logits
 
-from .conftest import Real
+from .conftest import Packs, Real
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")  # the networks are untrained
-
-
-def adapted(real: Real, images: Tensor) -> undrift.Perturbed:
-    """Return the network adapted by the default recipe; where it answers pixels, by entropy."""
-    if not real.pixels:
-        history = undrift.adapt(real.net, images, epochs=1, batch_size=4, progress=False)
-        assert history.model is not None
-        return history.model
-    model = undrift.perturb(real.net, init_fraction=0.04)
-    undrift.adapt(model, images, undrift.entropy, epochs=1, batch_size=4, progress=False)
-    return model
 
 
 def test_perturb_is_exact_when_off(real: Real) -> None:
@@ -39,18 +27,15 @@ def test_perturb_is_exact_when_off(real: Real) -> None:
         assert torch.equal(logits(real.net(real.images)), source)
 
 
-def test_what_is_adapted_is_saved_and_loaded(real: Real, tmp_path: Path) -> None:
-    model = adapted(real, real.images)
-    p = undrift.predict(model, real.images, samples=2, generator=3)
-    assert p.probs.shape == (8, *real.probs)
-    assert p.mutual_info is not None
-    undrift.save(model, tmp_path / "small.safetensors")
-    undrift.save(model, tmp_path / "exact.safetensors", mean="exact")
-    model.remove()
-    for name, apart in (("small", 0.02), ("exact", 0)):
-        model = undrift.load(real.net, tmp_path / f"{name}.safetensors")
-        found = undrift.predict(model, real.images, samples=2, generator=3)
-        torch.testing.assert_close(found.probs, p.probs, rtol=0, atol=apart)
+def test_what_is_adapted_is_saved_and_loaded(real: Real, packs: Packs) -> None:
+    told = packs.answered
+    assert told.probs.shape == (8, *real.probs)
+    assert told.mutual_info is not None
+    assert bool((told.mutual_info > 0).any())
+    for file, apart in ((packs.folder / "night.safetensors", 0.02), (packs.exact, 0)):
+        model = undrift.load(real.net, file)
+        found = undrift.predict(model, packs.night, samples=2, generator=3)
+        torch.testing.assert_close(found.probs, told.probs, rtol=0, atol=apart)
         model.remove()
 
 
@@ -69,21 +54,16 @@ def test_a_stream_answers(real: Real, method: str | None) -> None:
     stream.remove()
 
 
-def test_packs_answer_the_images_they_know(real: Real, tmp_path: Path) -> None:
-    night, snow = real.images / 10, 1 - real.images / 5
-    for name, images in (("night", night), ("snow", snow)):
-        model = adapted(real, images)
-        undrift.save(model, tmp_path / f"{name}.safetensors")
-        model.remove()
-    packs = undrift.packs(real.net, tmp_path)
-    p = packs.predict(torch.cat([night[:2], snow[:2], real.images[:1] + 3]))
+def test_packs_answer_the_images_they_know(real: Real, packs: Packs) -> None:
+    images = torch.cat([packs.night[:2], packs.snow[:2], real.images[:1] + 3])
+    p = undrift.packs(real.net, packs.folder).predict(images)
     assert p.pack == ("night", "night", "snow", "snow", "source")
     assert p.probs.shape == (5, *real.probs)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the exporters' own
-def test_export_computes_what_the_mean_network_does(real: Real, tmp_path: Path) -> None:
-    model = adapted(real, real.images)
+def test_export_computes_what_the_mean_network_does(real: Real, packs: Packs, tmp_path: Path) -> None:
+    model = undrift.load(real.net, packs.exact)
     undrift.export(model, tmp_path / "net.safetensors", images=real.images)
     undrift.export(model, tmp_path / "net.pt2", "torch.export", example=real.images[:2], images=real.images)
     undrift.export(model, tmp_path / "net.onnx", "onnx", example=real.images[:2], images=real.images)

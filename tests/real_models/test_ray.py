@@ -37,17 +37,21 @@ class Slow(nn.Sequential):
 """
 
 
-@pytest.fixture
-def work(inside: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder with images and a slow network that notes who calls it, and a cluster of two workers."""
-    Path("slow_net.py").write_text(NETWORK)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token to the home folder
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    paths = ":".join(map(str, (SOURCE, EXAMPLES, inside)))
-    variables = {"PYTHONPATH": paths, "CALLS": str(inside / "calls")}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
-    yield inside
-    ray.shutdown()
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder with a slow network that notes who calls it, and a cluster of two workers: it starts once."""
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "slow_net.py").write_text(NETWORK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # it would write a token to the home folder
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        paths = ":".join(map(str, (SOURCE, EXAMPLES, folder)))
+        variables = {"PYTHONPATH": paths, "CALLS": str(folder / "calls")}
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+        yield folder
+        ray.shutdown()
     sys.modules.pop("slow_net", None)
 
 

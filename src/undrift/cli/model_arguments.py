@@ -92,13 +92,13 @@ def open_source(session: Session, given: Mapping[str, Any], root: Path, domain_f
     known = learned or source.preprocess
     preprocess = given_preprocess(flags, known)
     if learned is not None and domain_file is not None:
-        other = preprocess if preprocess != learned else source.preprocess or learned
-        if lines := learned.differences(other):
-            whose = "the one given, which is used" if preprocess != learned else "the network's; the file's is used"
+        said = f"{domain_file.name} was learned with other preprocessing than"
+        if lines := learned.differences(preprocess):
             session.warn(
-                f"{domain_file.name} was learned with other preprocessing than {whose}: {'; '.join(lines)} (the file's "
-                "first). Answers may be wrong."
+                f"{said} the one given, which is used: {'; '.join(lines)} (the file's first). Answers may be wrong."
             )
+        elif source.preprocess is not None and (lines := learned.differences(source.preprocess)):
+            session.note(f"{said} the network's; the file's is used: {'; '.join(lines)} (the file's first).")
     elif known is None and preprocess == RAW and flags.preprocess is None:
         folder = (flags.model or "").removeprefix("hf:")
         bare = (flags.model or "").startswith("hf:") and not Path(folder, PROCESSOR).exists()

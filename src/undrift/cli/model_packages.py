@@ -4,6 +4,8 @@ None of the three is a dependency; each is imported on first use. The packages d
 Hugging Face, only safetensors files are loaded, because the other formats are pickles.
 """
 
+import difflib
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +33,8 @@ RESAMPLE = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 def timm(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found:
     """Return a network of timm, with its pretrained weights if asked."""
     package = _package("timm")
-    network = _made(f"timm:{name}", lambda: package.create_model(name, pretrained=pretrained, **arguments))
+    make = functools.partial(package.create_model, name, pretrained=pretrained, **arguments)
+    network = _made("timm", name, pretrained, make, package)
     config = getattr(network, "pretrained_cfg", None) or getattr(network, "default_cfg", None) or {}
     names = config.get("label_names") if isinstance(config, Mapping) else None
     return network, understood(of_timm, config) if config else None, None if not names else tuple(map(str, names))
@@ -46,7 +49,7 @@ def torchvision(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found
         entry = models.get_model_weights(name)[chosen]
         return models.get_model(name, weights=entry if pretrained else None, **arguments), entry
 
-    network, entry = _made(f"torchvision:{name}", make)
+    network, entry = _made("torchvision", name, pretrained, make, models)
     names = entry.meta.get("categories") if pretrained else None
     return network, understood(of_torchvision, entry.transforms()), None if not names else tuple(map(str, names))
 
@@ -61,7 +64,7 @@ def huggingface(name: str, pretrained: bool, arguments: dict[str, Any]) -> Found
             return auto.from_pretrained(name, use_safetensors=True, **arguments)
         return auto.from_config(package.AutoConfig.from_pretrained(name, **arguments))
 
-    network = _made(f"hf:{name}", make)
+    network = _made("hf", name, pretrained, make)
     processor = _processor(package, name)
     labels = getattr(network.config, "id2label", None) or {}
     names = tuple(str(labels[key]) for key in sorted(labels, key=int))
@@ -216,14 +219,30 @@ def _package(key: str) -> Any:
         ) from error
 
 
-def _made(what: str, make: Callable[[], Any]) -> Any:
-    """Return what a package makes; turn its errors (unknown name, no connection) into ours."""
+def _made(package: str, name: str, downloads: bool, make: Callable[[], Any], catalogue: Any = None) -> Any:
+    """Return what a package makes; turn its errors (unknown name, no connection) into ours.
+
+    Args:
+        package: as it is called on the command line.
+        name: of the network.
+        downloads: whether its weights are, too.
+        make: returns the network.
+        catalogue: has `list_models`; None where the package cannot list its networks.
+    """
     try:
         return make()
     except UndriftError:
         raise
     except Exception as error:
+        names = [] if catalogue is None else catalogue.list_models()
+        close = [] if name.partition(".")[0] in names else difflib.get_close_matches(name, names, n=1)
+        needed = f"a name that {package} knows{', and weights it can download' if downloads else ''}"
+        advice = f"Check the name and its arguments{', or give --weights FILE' if downloads else ''}."
+        if close:
+            advice = f"Did you mean {package}:{close[0]}?"
+        elif catalogue is None:
+            needed, advice = "a folder, or a name that can be downloaded", "Check the name and its arguments."
         raise DataError(
-            f"{what} could not be made ({type(error).__name__}: {error}); needed: a name that the package knows, and "
-            "weights it can download. Check the name and its arguments, or give --weights FILE."
+            f"{package}:{name} could not be made ({type(error).__name__}: {' '.join(str(error).split())}); needed: "
+            f"{needed}. {advice}"
         ) from error

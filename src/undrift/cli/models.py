@@ -132,18 +132,23 @@ def _named_in(path: Path | None, header: Mapping[str, str]) -> str:
     said = f"its header names {network!r}, not of the zoo" if network else "its header names no network"
     raise OptionError(
         f"{path} does not say which network it belongs to ({said}); needed: its name. Add --model, such as "
-        "--model wrn40_2 or --model package.module:function."
+        "--model timm:resnet18 or --model package.module:function."
     )
 
 
 def _from_zoo(name: str, path: Path | None, arguments: Arguments) -> SourceModel:
     if name not in networks():
         close = difflib.get_close_matches(name.lower().replace("-", "_"), networks(), n=1)
-        own = name.rpartition(".")
-        hint = f"Did you mean {close[0]!r}?" if close else "For your own network write package.module:function."
-        if not close and own[0]:
+        own, package = name.rpartition("."), name.partition("/")
+        hint = f"Did you mean {close[0]!r}?" if close else ""
+        if package[0] in PACKAGES:
+            hint = f"Did you mean {package[0]}:{package[2]}?"
+        elif not close and own[0]:
             hint = f"Did you mean {own[0]}:{own[2]}?"
-        raise OptionError(f"there is no network {name!r}; known are {known_networks()}. {hint}")
+        raise OptionError(
+            f"there is no network {name!r}; known are {known_networks()}; needed: one of these, timm:NAME, "
+            f"torchvision:NAME, hf:NAME, or package.module:function for your own. {hint or 'Name one.'}"
+        )
     if path is None:
         raise OptionError(
             f"{name} was named without weights; needed: a checkpoint, because fresh weights answer at random. Add "
@@ -176,6 +181,8 @@ def _call(module_name: str, function: str, arguments: Arguments) -> nn.Module:
     if not callable(make):
         close = difflib.get_close_matches(function, dir(module), n=1)
         hint = f"Did you mean {module_name}:{close[0]}?" if close else f"Look into {module.__file__}."
+        if module_name == PACKAGES["hf"]:
+            hint = f"Did you mean hf:{function}?"
         raise OptionError(f"{module_name} has no function {function!r}; needed: one that returns the network. {hint}")
     try:
         network = make(**arguments)

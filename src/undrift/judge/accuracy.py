@@ -53,6 +53,12 @@ class Estimate:
     def __str__(self) -> str:
         return f"{100 * self.value:.0f} ± {100 * self.error:.0f} %"
 
+    @property
+    def points(self) -> str:
+        """The estimate of a change, such as "+20 ± 4 points"."""
+        value = round(100 * self.value, 0) + 0.0  # -0.0 + 0.0 is 0.0: no change has no minus sign
+        return f"{value:+.0f} ± {100 * self.error:.0f} points"
+
 
 @dataclass(frozen=True)
 class Helping:
@@ -102,7 +108,7 @@ class Helping:
         return tuple(found)
 
     def __str__(self) -> str:
-        points = f"{100 * self.gain.value:+.0f} ± {100 * self.gain.error:.0f} points"
+        points = self.gain.points
         judged = {
             "helped": f"adaptation helped ({points})",
             "hurt": f"adaptation HURT ({points})",

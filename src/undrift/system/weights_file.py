@@ -63,9 +63,12 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
     if missing or extra or shapes or kinds:
         found = [_some(missing, "missing"), _some(extra, "unknown"), _some(shapes, "of another shape")]
         found.append(_some(kinds, "of another kind of number"))
+        advice = f"Name the network that the file was trained with ({_guess(tensors)})."
+        if shapes and not (missing or extra or kinds):  # most often a head for other classes
+            advice = "Give the network the arguments that it was trained with, such as --model-args num_classes=…."
         raise DataError(
             f"{what} does not fit: {'; '.join(filter(None, found))}. Needed: exactly the {len(needed)} tensors of this "
-            f"network. Name the network that the file was trained with ({_guess(tensors)})."
+            f"network. {advice}"
         )
     network.load_state_dict({**needed, **tensors}, strict=True)
 

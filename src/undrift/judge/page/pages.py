@@ -217,7 +217,7 @@ def _headline(
         return _by_labels(*errors, images)
     if helping is not None:
         judgement = str(helping.judgement)
-        points = f"{100 * helping.gain.value:+.0f} ± {100 * helping.gain.error:.0f} points"
+        points = helping.gain.points
         tones: Mapping[str, tuple[Tone, str, str]] = {
             "helped": ("good", "probably helped", f"Adaptation helped, by our estimate ({points})."),
             "hurt": ("bad", "probably hurt", f"Adaptation hurt, by our estimate ({points})."),
