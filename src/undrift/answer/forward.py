@@ -72,8 +72,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Taken for a plain network, a wrapper would answer with one noisy draw and move the statistics.
     """
     if not isinstance(model, nn.Module):
-        do = instead_of(model, "Give the network, or a perturbed one.")
-        raise OptionError(f"model is {a_type(model)}; needed: a torch.nn.Module. {do}")
+        raise OptionError(
+            f"model is {a_type(model)}; needed: a torch.nn.Module. "
+            + instead_of(model, "Give the network, or a perturbed one.")
+        )
     inner = root_of(model)
     while isinstance(inner, _WRAPPERS):
         inner = root_of(inner.module)

@@ -25,8 +25,10 @@ Keep = Literal["last", "best"]
 def perturbed(model: nn.Module, verb: str) -> Perturbed:
     """Return the model, where it is a perturbed network with its perturbation in place."""
     if not isinstance(model, nn.Module):
-        do = instead_of(model, "Give it the network.")
-        raise OptionError(f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. {do}")
+        raise OptionError(
+            f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. "
+            + instead_of(model, "Give it the network.")
+        )
     if not isinstance(model, Perturbed):
         to_do = (
             f'Perturb it first: undrift.{verb}(undrift.perturb(net), …); or name a method, method="tent"; or leave '

@@ -128,8 +128,10 @@ def load(
         True
     """
     if not isinstance(net, nn.Module):
-        do = instead_of(net, "Give it the source network.")
-        raise UndriftError(f"got {a_type(net)}; undrift.load needs a torch.nn.Module. {do}")
+        raise UndriftError(
+            f"got {a_type(net)}; undrift.load needs a torch.nn.Module. "
+            + instead_of(net, "Give it the source network.")
+        )
     check_path(path)
     refuse_second(net)
     file = inspect(path)

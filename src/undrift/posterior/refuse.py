@@ -19,8 +19,9 @@ from undrift.system.validate import a_type, instead_of
 def refuse_network(net: nn.Module) -> None:
     """Raise if this is no network, cannot be hooked, or is perturbed already."""
     if not isinstance(net, nn.Module):
-        do = instead_of(net, "Give it the network.")
-        raise CannotPerturb(f"got {a_type(net)}; undrift.perturb needs a torch.nn.Module. {do}")
+        raise CannotPerturb(
+            f"got {a_type(net)}; undrift.perturb needs a torch.nn.Module. " + instead_of(net, "Give it the network.")
+        )
     if isinstance(net, torch.jit.ScriptModule):
         raise CannotPerturb(
             f"{type(net).__name__} is TorchScript, whose layers cannot be hooked; undrift needs the Python module. "

@@ -51,8 +51,8 @@ def find_classifier(net: nn.Module, convolutions: bool = True) -> tuple[str | No
     if called:
         top = min(depth for depth, _, _ in called)
         names = [(stem, name) for depth, stem, name in called if depth == top]
-        found = names[-1][1]
-        return found, len({stem for stem, _ in names}) == 1 or [found] == matrices[-1:]
+        last = names[-1][1]
+        return last, len({stem for stem, _ in names}) == 1 or [last] == matrices[-1:]
     if not matrices:
         return None, False
     parts = matrices[-1].split(".")
