@@ -57,7 +57,7 @@ def watching(net: nn.Module, name: str | None) -> Iterator[deque[Tensor]]:
     modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
     seen: deque[Tensor] = deque(maxlen=1)  # a pass over a whole domain must not pile up features
     if name is None and "bottleneck" not in modules:
-        layers = [m for m in modules.values() if isinstance(m, nn.Linear)]
+        layers: list[nn.Module] = [m for m in modules.values() if isinstance(m, nn.Linear)]
         layers = layers or [m for m in modules.values() if isinstance(m, ConvNd)]
         if not layers:
             raise OptionError(
