@@ -41,7 +41,7 @@ from torch import nn
 
 import undrift
 from undrift.images.corrupt import corrupt
-from undrift.packs.mean import trained_weights
+from undrift.packs.compression import trained_weights
 from undrift.system.atomic import write_text
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import machine

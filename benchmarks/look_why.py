@@ -33,11 +33,11 @@ from undrift._types import Batches
 from undrift.likelihood import Shot
 from undrift.likelihood.features import latest, watching
 from undrift.posterior.batch import to_device
+from undrift.posterior.kept_statistics import own_statistics
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
-from undrift.posterior.statistics import own_statistics
 from undrift.system.atomic import write_text
 from undrift.system.progress import Bar
 from undrift_bench.bench.harness.cell import NO_NOISE, Cell, MethodRow

@@ -76,7 +76,7 @@ def looked_at(net: nn.Module, domain: TensorDomain, of: str, corruptions: Sequen
                 images = coloured[:, : images.shape[1]]
             images = images.float() / 255 if images.dtype == torch.uint8 else images
             teacher = Teacher(prior_images=PRIOR)
-            if not teacher.discerns(model):
+            if not teacher.supports(model):
                 raise RuntimeError("the network has no batch norm")
             doubt = teacher.doubt(model, images)
             told = [teacher.each_alone(model, images, [SAME], counted)[0].argmax(1) for counted in (True, False)]
@@ -99,7 +99,7 @@ def answered(net: nn.Module, domain: TensorDomain) -> dict[str, dict[str, list[f
             images = images if name == "clean" else corrupt(images, name, 5)
             images = images.float() / 255 if images.dtype == torch.uint8 else images
             teacher = Teacher(prior_images=PRIOR)
-            teacher.discerns(model)
+            teacher.supports(model)
             adapted = torch.stack(teacher.each_alone(model, images, [SAME, VIEWS["mirror"]], False)).mean(0)
             with model.off() as source, torch.no_grad():
                 answers = [source(images).softmax(1), adapted]

@@ -125,7 +125,7 @@ def test_progress_is_shown() -> None:
             assert math.isnan(s.latest["loss"])
             list(s)
         shown = terminal.getvalue()
-    for word in ("stream", "loss", "kl", "entropy", "balance"):
+    for word in ("stream", "images 18", "steps 2", "loss", "entropy", "balance"):
         assert word in shown
     assert 0 <= s.latest["balance"] <= 1
     assert s.latest["kl"] > 0

@@ -9,11 +9,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step
+from undrift.posterior.state import extra_pass
 
 if TYPE_CHECKING:
     from undrift.answer.views import ReversibleView
@@ -47,12 +46,12 @@ class Step:
         Norm layers work as in a step. With "batch" and "train" they normalise these images by their own statistics.
         With "moving" and "domain" they use the kept ones, which do not fit a mean network if noisy draws moved them.
         """
-        with beside_a_step(self.model, noisy=False):
+        with extra_pass(self.model, noisy=False):
             return self.forward(self.images if images is None else images)
 
     def drawn_logits(self, images: Tensor | None = None) -> Tensor:
         """Return the logits of a fresh draw for the batch, or other images, with gradients; update no statistics."""
-        with beside_a_step(self.model, noisy=True):
+        with extra_pass(self.model, noisy=True):
             return self.forward(self.images if images is None else images)
 
 
@@ -129,6 +128,8 @@ class Doubt(NamedTuple):
         views: the share of images whose label differs from that of a view, with the images' own statistics.
         away: the distance of their means from the kept ones in the last norm layer (`DomainStatistics.away`).
         counted: the entropy of their labels with their own statistics; `kept`: with the last norm layers' kept ones.
+
+    If views agree, `away` is 0 and `kept` equals `counted`: they were not computed.
     """
 
     views: float
@@ -138,10 +139,10 @@ class Doubt(NamedTuple):
 
 
 @runtime_checkable
-class Discerning(Protocol):
-    """A likelihood that can answer images without a step, and detects batches that should not be learned from.
+class SelfPaced(Protocol):
+    """A likelihood that can answer images without a step, and tells which batches not to learn from.
 
-    With one, a stream decides itself when to learn from a batch, and supervises itself.
+    With one, a stream decides when to learn from a batch (`Pacing`), and guards itself.
 
     Attributes:
         unattended: whether a stream should do so.
@@ -151,7 +152,7 @@ class Discerning(Protocol):
     unattended: bool
     new_domain: bool
 
-    def discerns(self, model: Perturbed) -> bool:
+    def supports(self, model: Perturbed) -> bool:
         """Return whether this works with the network."""
         ...
 
@@ -165,8 +166,8 @@ class Discerning(Protocol):
         """Return probabilities for each view of images separately; an answer would be their mean."""
         ...
 
-    def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
-        """Return the signs that images are not a sample of their domain."""
+    def doubt(self, model: Perturbed, images: Tensor, least: float) -> Doubt:
+        """Return the signs that images are not a sample of their domain; `least` as in `Teacher.doubt`."""
         ...
 
 
@@ -205,22 +206,3 @@ class Keeper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state."""
-
-
-def named_learnables(model: Perturbed) -> dict[str, torch.nn.Parameter]:
-    """Return what is trained of the network itself (norm affine, weights), without log-variances, by name."""
-    return {n: p for n, p in model.named_parameters() if p.requires_grad and not n.startswith("noise.")}
-
-
-def named_sources(model: Perturbed) -> dict[str, Tensor]:
-    """Return the source's values of `named_learnables`, by the same names; the tensors themselves, not copies."""
-    waiting = {
-        id(held.layer._parameters[name]): tensor
-        for held in (*model.norms, *model.trained)
-        for name, tensor in held.away.items()
-        if tensor is not None and held.layer._parameters.get(name) is not None
-    }
-    for change in model.changes():
-        # Where U is 0 nothing is changed, whatever V is.
-        waiting[id(change.left)], waiting[id(change.right)] = torch.zeros_like(change.left), change.right.detach()
-    return {n: waiting[id(p)] for n, p in named_learnables(model).items()}

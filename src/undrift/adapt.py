@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,12 +12,11 @@ from undrift._types import Keeper, Likelihood, Refreshing
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
-from undrift.loop.begin import Keep, adapting, epoch_plan, given_back, perturbed
 from undrift.loop.epochs import Run
-from undrift.loop.many_processes import refuse_undivided
-from undrift.loop.sound_images import SoundImages
-from undrift.recipes.named import parts_of
-from undrift.recipes.perturb_plain import perturb_plain
+from undrift.loop.finite_images import FiniteImages
+from undrift.loop.many_processes import refuse_indivisible
+from undrift.loop.setup import Keep, adapting, epoch_plan
+from undrift.recipes.named import parts_of, scheme_on
 from undrift.system.progress import Bar
 
 if TYPE_CHECKING:
@@ -107,27 +105,21 @@ def adapt(
     """
     order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     recipe = methods.chosen(method, "adapt", model, likelihood, keepers)
-    parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
+    parts = parts_of(recipe, "adapt", model, settings, likelihood, keepers, preprocess, classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size
     plan = epoch_plan(epochs, batch_size, keep, checkpoint, checkpoint_steps)
-    with ExitStack() as stack:
-        if parts is None:
-            model = perturbed(model, "adapt")
-        else:
-            model = perturb_plain(model, parts.options, order, preprocess, classes)
-            stack.enter_context(given_back(model))
-            likelihood, keepers = parts.likelihood, parts.keepers
-        warn_of_preprocess(model, unlabelled, clean)
-        asked = as_likelihood(Shot() if likelihood is None else likelihood)
-        refuse_undivided(model, asked, keepers)
-        by_place = isinstance(asked, Refreshing)  # it keeps labels by an image's place
-        images = SoundImages(model, unlabelled, clean, plan.batch_size, order, strict=by_place)
-        stack.enter_context(adapting(model, asked))
-        run = Run(model, images, asked, keepers, plan, lent=parts is not None)
-        run.prepare()
-        images.warn()
-        with Bar("adapt", run.steps, progress, done=run.steps_done) as bar:
-            history = run.go(bar)
-        images.warn()  # a run that goes on, or has clean images, sees some of them only now
-        return history
+    with scheme_on(model, recipe, parts.options, order, preprocess, classes) as perturbed:
+        warn_of_preprocess(perturbed, unlabelled, clean)
+        loss = as_likelihood(Shot() if parts.likelihood is None else parts.likelihood)
+        refuse_indivisible(perturbed, loss, parts.keepers)
+        keeps_labels = isinstance(loss, Refreshing)  # by the image's place in the domain
+        images = FiniteImages(perturbed, unlabelled, clean, plan.batch_size, order, same_places=keeps_labels)
+        with adapting(perturbed, loss):
+            run = Run(perturbed, images, loss, parts.keepers, plan, from_plain=recipe is not None)
+            run.prepare()
+            images.warn()
+            with Bar("adapt", run.steps, progress, done=run.steps_done) as bar:
+                history = run.go(bar)
+            images.warn()  # a run that goes on, or has clean images, sees some of them only now
+            return history

@@ -14,15 +14,15 @@ from undrift.answer.forward import unwrapped
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.images import FileDomain, TensorDomain
+from undrift.judge.custom_metrics import CustomMetrics, Metric
 from undrift.judge.metrics import Tally
-from undrift.judge.own_metrics import Metric, OwnMetrics
 from undrift.judge.report import Report, Result, Role
-from undrift.packs.packing import written_by
 from undrift.posterior.batch import images_of
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.predict import Mode, predict
 from undrift.system.validate import a_type
+from undrift.system.version import own_version
 
 Loader = Iterable[Any] | FileDomain | TensorDomain
 Answer = Callable[[Iterator[Tensor]], Iterable[Prediction]]
@@ -71,7 +71,7 @@ def evaluate(
     warn_of_preprocess(model, *named.values())
     ask = _ask(model, samples, temperature, generator, mode)
     _warn_of_mean(model, samples)
-    own = OwnMetrics(metrics)
+    own = CustomMetrics(metrics)
     results = tuple(_result(name, ask, loader, watch=watch, own=own) for name, loader in named.items())
     if not results:
         raise DataError(
@@ -242,9 +242,9 @@ def _result(
     role: Role = "target",
     task: str = "",
     watch: Watch | None = None,
-    own: OwnMetrics | None = None,
+    own: CustomMetrics | None = None,
 ) -> Result:
-    tally, own = Tally(), own or OwnMetrics()
+    tally, own = Tally(), own or CustomMetrics()
     own.start()
     for item in _batches(loader):
         # Labels first: a loader without labels should fail before a forward pass.
@@ -284,7 +284,7 @@ def _images(
 
 
 def _about(model: nn.Module, samples: int | None, temperature: float, mode: Mode) -> dict[str, Any]:
-    about: dict[str, Any] = {"undrift": written_by(), "temperature": temperature, "network": type(model).__name__}
+    about: dict[str, Any] = {"undrift": own_version(), "temperature": temperature, "network": type(model).__name__}
     if isinstance(model, Perturbed):
         about["network"] = type(model.net).__name__
         about["mode"] = mode

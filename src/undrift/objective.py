@@ -11,7 +11,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError, UndriftError
 from undrift.likelihood.entropy import entropy
-from undrift.posterior.joined import TrainedMean, joined, shared, trained_means
+from undrift.posterior.kl_parts import TrainedMean, share_row, trained_means, variance_rows
 from undrift.posterior.outputs import logits
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.validate import a_type
@@ -36,7 +36,7 @@ def kl(model: Perturbed, reduction: Literal["mean", "sum"] = "mean") -> Tensor:
 
 def _kl(model: Perturbed, reduction: str, row: Tensor | None = None) -> Tensor:
     noises = model.noises()
-    parts = [gaussian_kl(*alike) for alike in joined(model, row)]
+    parts = [gaussian_kl(*variances) for variances in variance_rows(model, row)]
     shifts = [mean_kl(mean) for mean in trained_means(model)]
     # In closed form the pull comes after the step (loop/means.py) and not from this gradient.
     parts += [part.detach() for part in shifts] if model.options.kl_mean == "closed" else shifts
@@ -118,7 +118,7 @@ def step_loss(
         True
     """
     _check(model)
-    row = shared(model)  # in a compiled graph for CUDA: the log-variances as one row, for noise and KL together
+    row = share_row(model)  # in a compiled graph for CUDA: the log-variances as one row, for noise and KL together
     return likelihood(logits(model(images), model.options.outputs)) + _term(model, size, row)
 
 

@@ -17,14 +17,12 @@ from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
 from undrift.posterior.attached import Hook, attached_to
 from undrift.posterior.low_rank import add_low_rank
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, Rerun
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.refuse import refuse_empty, refuse_network
-from undrift.posterior.rerun import Rerun
+from undrift.posterior.refuse import refuse_crosswise, refuse_empty, refuse_network
 from undrift.posterior.seeds import prepare_compiler
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
 from undrift.posterior.swap import Trained
-from undrift.posterior.tied import held_weights, refuse_crosswise
 from undrift.system.validate import class_names, generator_or_seed
 
 
@@ -91,7 +89,7 @@ def _add_noise(model: Perturbed, choices: Sequence[Choice]) -> None:
         convolution = layers.kind(layer) in {"conv", "conv_transpose"}
         sharing = options.conv_sharing if convolution else options.linear_sharing
         noises = {}
-        for name, module, attribute, tied in held_weights(layer):
+        for name, module, attribute, tied in layers.held_weights(layer):
             if tied not in by_weight:
                 weight = layers.effective_weight(module, attribute)
                 noise = Noise(module, weight, sharing, energy, options, model.key, len(by_weight))

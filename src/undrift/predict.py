@@ -9,17 +9,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from undrift._errors import OptionError
-from undrift.answer.average import average, average_finite, no_answer
+from undrift.answer.average import average
 from undrift.answer.draws import limit_of
-from undrift.answer.fast_mode import FewDraws, few_draws, joined, one_pass_is_enough
-from undrift.answer.forward import batches_of, finite_images, unwrapped
+from undrift.answer.fast_mode import calibrated, fast_answer
+from undrift.answer.forward import batches_of, unwrapped
 from undrift.answer.predict_session import PredictSession, checked_samples, views_asked
 from undrift.answer.prediction import Prediction
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.answer.tiles import check_tile, over_tiles
-from undrift.answer.views import ReversibleView
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed, number_above
 
 Mode = Literal["full", "fast"]
@@ -77,7 +76,7 @@ def predict(
         (torch.Size([5, 3]), True)
     """
     model = unwrapped(model)
-    warn_of_preprocess(model, images, stacklevel=4)  # behind no_grad
+    warn_of_preprocess(model, images)
     samples = checked_samples(model, samples)
     number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
     if mode not in get_args(Mode):
@@ -85,33 +84,16 @@ def predict(
     if samples == 0 and isinstance(model, Perturbed):
         warn_of_mean(model)
     check_tile(tile)
-    sides = _sides(model, views, mode)
+    seen = views_asked(model, views, own=mode == "full")
+    if seen and mode == "fast":
+        raise OptionError(f'views={views!r} with mode="fast": draws of one image are what it calibrates. Take one.')
     session = PredictSession(model, generator_or_seed(generator), samples)
     if mode == "fast" and isinstance(model, Perturbed) and samples > 2 and tile is None:
         fold_limit = limit_of(model, fold_limit)
         if samples > 3 or fold_limit != 0:
-            few = partial(_average_few, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
-            return joined(list(session.each(batches_of(images, batch_size), images, few)), samples)
-    full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit, views=sides)
+            fast = partial(fast_answer, model, samples=samples, temperature=temperature, fold_limit=fold_limit)
+            return calibrated(list(session.each(batches_of(images, batch_size), images, fast)), samples)
+    full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit, views=seen)
     if tile is not None:
         full = partial(over_tiles, full, tile)
     return Prediction.cat(session.each(batches_of(images, batch_size), images, full))
-
-
-def _average_few(
-    model: Perturbed, images: Tensor, samples: int, temperature: float, fold_limit: int | None
-) -> FewDraws | Prediction:
-    images, finite = finite_images(model, images)
-    if len(images) == 0:
-        return no_answer(model, images, finite)
-    if one_pass_is_enough(images, samples, fold_limit):
-        return average_finite(model, images, finite, samples, temperature, fold_limit)
-    return few_draws(model, images, finite, temperature, fold_limit)
-
-
-def _sides(model: nn.Module, names: str | Sequence[str] | None, mode: Mode) -> list[ReversibleView]:
-    """Return the views of an image to average over; none for the image alone."""
-    sides = views_asked(model, names, own=mode == "full")
-    if sides and mode == "fast":
-        raise OptionError(f'views={names!r} with mode="fast": draws of one image are what it calibrates. Take one.')
-    return sides

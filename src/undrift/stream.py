@@ -9,23 +9,18 @@ import torch
 from torch import nn
 
 from undrift import methods
-from undrift._errors import OptionError
-from undrift._types import Discerning, Keeper, Watching
+from undrift._types import Keeper
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.likelihood import as_likelihood, entropy
-from undrift.loop.begin import answer_and_rate, check_batches, given_back, perturbed
 from undrift.loop.captured import check_recordable
-from undrift.loop.gather import between_steps
-from undrift.loop.learning import gather_of
+from undrift.loop.gather import with_kept_statistics
 from undrift.loop.online import OnlineSteps
 from undrift.loop.optimise import make_optimiser, own_parameters
-from undrift.loop.pacing import Pacing
+from undrift.loop.setup import batch_plan, check_batches, watched_by
 from undrift.loop.streaming import Stream
-from undrift.loop.switching import Switching
 from undrift.options import Answer
-from undrift.packs.open_packs import Place, files_for
-from undrift.recipes.named import parts_of
-from undrift.recipes.perturb_plain import perturb_plain
+from undrift.packs.open_packs import Place
+from undrift.recipes.named import parts_of, scheme_on
 from undrift.system.progress import Bar
 
 if TYPE_CHECKING:
@@ -114,45 +109,24 @@ def stream(
         [4]
     """
     check_batches(batches)
-    if guard not in (None, True, False):
-        raise OptionError(
-            f"guard={guard!r} is neither True nor False; needed: one of them, or None for the method's default."
-        )
     recipe = methods.chosen(method, "stream", model, likelihood, keepers)
-    parts = parts_of(recipe, settings, likelihood=likelihood, keepers=keepers, preprocess=preprocess, classes=classes)
-    options = perturbed(model, "stream").options if parts is None else parts.options
-    chosen, rate = answer_and_rate(answer, lr, options)
+    parts = parts_of(recipe, "stream", model, settings, likelihood, keepers, preprocess, classes)
+    scheme = parts.options if gather is None else with_kept_statistics(parts.options)
+    episodic = bool(recipe and recipe.episodic) if episodic is None else bool(episodic)
     # Callers often predict under inference_mode, and what is made there could never be trained.
-    with torch.inference_mode(False), ExitStack() as on_error, ExitStack() as watched:
-        if parts is None or recipe is None:
-            model = perturbed(model, "stream")
-        else:
-            scheme = options if gather is None else between_steps(options)
-            model = perturb_plain(model, scheme, generator, preprocess, classes)
-            on_error.enter_context(given_back(model))
-            likelihood, keepers = parts.likelihood, parts.keepers
-            episodic = recipe.episodic if episodic is None else episodic
-        files = None if packs is None else files_for(model, packs, bool(episodic))
-        gathers = gather_of(gather, balanced, model, bool(episodic))
-        warn_of_preprocess(model, batches)
-        asked = as_likelihood(entropy if likelihood is None else likelihood)
+    with torch.inference_mode(False), scheme_on(model, recipe, scheme, generator, preprocess, classes) as perturbed:
+        plan = batch_plan(perturbed, answer, lr, episodic, guard, gather, balanced, packs)
+        warn_of_preprocess(perturbed, batches)
+        loss = as_likelihood(entropy if parts.likelihood is None else parts.likelihood)
         if captured:
-            check_recordable(model, asked, keepers)
-        if isinstance(asked, Watching):
-            # First of all: a likelihood may make parameters of its own once it sees the network.
-            watched.enter_context(asked.watch(model))
-        optimiser = make_optimiser(model, options.stream_optimiser, rate, own=own_parameters(asked))
-        online = OnlineSteps(model, asked, optimiser, keepers, captured)
-        bar = Bar("stream", length_hint(batches) or None) if progress else None
-        switching = None if files is None else Switching(online, files)
-        # A likelihood that tells which images make a sound step decides by itself what to gather.
-        discerns = isinstance(asked, Discerning) and not episodic and asked.discerns(model)
-        paced = discerns and gathers is None and options.stream_split is None
-        answers = Stream(
-            *(online, iter(batches), chosen, bool(episodic), gathers, bar, watched.pop_all(), switching),
-            pacing=Pacing(online.report) if paced else None,
-            guarded=isinstance(asked, Discerning) and asked.unattended and not episodic if guard is None else guard,
-        )
-        if parts is not None:
-            model.give_back()  # once nobody holds it
+            check_recordable(perturbed, loss, parts.keepers)
+        with ExitStack() as watched:
+            # Before the optimiser: a likelihood may make parameters of its own once it sees the network.
+            watched.enter_context(watched_by(perturbed, loss))
+            optimiser = make_optimiser(perturbed, perturbed.options.stream_optimiser, plan.lr, own=own_parameters(loss))
+            steps = OnlineSteps(perturbed, loss, optimiser, parts.keepers, captured)
+            bar = Bar("stream", length_hint(batches) or None) if progress else None
+            answers = Stream(steps, iter(batches), plan, bar, watched)
+        if recipe is not None:
+            perturbed.remove_when_unused()
         return answers

@@ -227,3 +227,16 @@ def test_mirror_images_tell_unless_they_alone_change_labels(mirrored: int, shift
     x[:, 0, 7, 3] = sign * (1 - 2 * (torch.arange(12) < shifted).float())
     disagree = Teacher(prior_images=16).doubt(undrift.perturb(Spots().eval(), layers=()), x).views
     assert disagree * 12 == pytest.approx(believed)
+
+
+def test_images_whose_views_agree_cost_no_pass_more() -> None:
+    net, passes = Spots().eval(), list[int]()
+    net.last.register_forward_hook(lambda *_: passes.append(1))
+    x = torch.rand(12, 1, 16, 16)
+    x[:, 0, 8, 4] = x[:, 0, 8, 11] = x[:, 0, 7, 3] = torch.tensor([1.0, -1.0]).repeat(6)
+    model = undrift.perturb(net, layers=())
+    whole = Teacher(prior_images=16).doubt(model, x)
+    saved = Teacher(prior_images=16).doubt(model, x, least=0.15)
+    assert whole.views == saved.views == 0
+    assert whole.counted == saved.counted > 0
+    assert len(passes) == 4 + 3  # the image and two views; in the first one, without the batch's statistics

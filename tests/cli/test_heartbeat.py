@@ -55,6 +55,7 @@ def test_the_file_says_how_the_stream_is_doing(run: Run) -> None:
     assert (now["status"], now["error"], now["images"], now["batches"]) == ("done", None, 29, 10)
     assert (now["unreadable"], now["skipped"], now["resets"]) == (1, 0, 0)
     assert [event["kind"] for event in now["events"]] == ["gather on"]
+    assert now["happened"] == {"gather on": 1}
     assert 0 < now["latency_ms"]["p50"] <= now["latency_ms"]["p95"] <= now["latency_ms"]["p99"]
     assert now["helping"]["images"] == 29
     assert now["helping"] == found.json["helping"]
@@ -114,6 +115,7 @@ def test_metrics_are_served_on_loopback_while_the_stream_runs(run: Run, monkeypa
     assert asked[0][:2] == (0, "127.0.0.1")
     assert "undrift_images_total 3.0" in pages[0]
     assert "undrift_images_total 30.0" in pages[-1]
+    assert 'undrift_events_total{kind="gather on"} 1.0' in pages[-1]
     assert 'undrift_latency_seconds{quantile="0.99"}' in pages[-1]
     assert "undrift_gain_accuracy " in pages[-1]
     address, port = asked[1]

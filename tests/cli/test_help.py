@@ -62,6 +62,16 @@ def test_help_all_shows_every_option_in_its_group(run: Run, command: str) -> Non
         assert rest <= panels.get(group, set())
 
 
+@pytest.mark.parametrize("command", ["adapt", "stream"])
+def test_help_shows_the_values_of_the_default_method(run: Run, command: str) -> None:
+    found = " ".join(run(command, "--help-all").out.replace("│", " ").split())  # lines may be wrapped
+    options = undrift.methods.get("undrift", command).options
+    assert options.init_fraction != undrift.Options().init_fraction
+    for name in ("init_fraction", "kl_weight", f"{command}_lr"):
+        help_of_it = found.partition("--" + name.replace("_", "-"))[2].partition(" --")[0]
+        assert f"(default {getattr(options, name)})" in help_of_it
+
+
 def test_hidden_options_work_and_are_suggested(run: Run) -> None:
     words = ("adapt", "target", *MODEL, "--out", "b.safetensors", "--epochs", "1", "--seed", "3", "--json")
     assert run(*words, "--prior-scale", "2").json["options"]["prior_scale"] == 2.0

@@ -20,8 +20,8 @@ from faults import environment
 from undrift import DataError
 from undrift.cli import image_arguments, resumable, stream_state
 from undrift.cli.answer_log import AnswerLog
-from undrift.cli.out_of_reach import check_reach
 from undrift.cli.stream_state import latest, read_state
+from undrift.cli.unavailable_images import check_available
 from undrift.images.sources import FileSource
 
 from .conftest import MODEL, STRICT, Run, StopWhen, leftovers, start
@@ -150,16 +150,16 @@ def test_what_is_out_of_reach_and_what_is_damaged(tmp_path: Path) -> None:
     for path in paths:
         Path(path).touch()
     gone = f"[Errno 2] No such file or directory: '{paths[1]}'"
-    check_reach(sources, {paths[1]: "not in a format that Pillow knows"})
-    check_reach(sources, {paths[1]: "[Errno 5] Input/output error"})  # a bad sector
+    check_available(sources, {paths[1]: "not in a format that Pillow knows"})
+    check_available(sources, {paths[1]: "[Errno 5] Input/output error"})  # a bad sector
     with pytest.raises(DataError, match=r"out of reach.*needed.*--state"):
-        check_reach(sources, {paths[1]: gone})  # it is back
+        check_available(sources, {paths[1]: gone})  # it is back
     Path(paths[1]).unlink()
-    check_reach(sources, {paths[1]: gone})  # deleted
+    check_available(sources, {paths[1]: gone})  # deleted
     Path(paths[0]).unlink()
     Path(paths[2]).unlink()
     with pytest.raises(DataError, match="out of reach"):
-        check_reach(sources, {paths[1]: gone})  # an unmounted folder is an empty one
+        check_available(sources, {paths[1]: gone})  # an unmounted folder is an empty one
 
 
 # The page cannot be written ------------------------------------------------------------------------------------------

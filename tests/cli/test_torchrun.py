@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from faults import environment
-from undrift.cli.parts import AnswerParts
+from undrift.cli.answer_parts import AnswerParts
 
 from .conftest import MODEL, Run, leftovers, start
 from .test_interrupted import SLOW, stop, wait_for_calls

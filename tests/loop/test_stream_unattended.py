@@ -13,6 +13,7 @@ from support import convnet, images, same, snapshot
 from undrift import Stream
 from undrift._types import Doubt
 from undrift.likelihood import Teacher
+from undrift.loop.stream_report import StreamReport
 from undrift.stream import stream
 
 
@@ -107,6 +108,48 @@ def test_a_run_of_one_class_is_answered_by_the_statistics_kept_and_learned_from_
     assert len(set(memory.classes)) >= 2
 
 
+def test_a_run_that_does_not_end_teaches_nothing_and_its_mistakes_neither() -> None:
+    """One image in five looks like another class: a memory with equally many of each would be full of those."""
+
+    def run(its: int, number: int) -> Tensor:
+        labels = torch.full((70,), its)
+        labels[::5] = torch.randint(3, (14,), generator=torch.Generator().manual_seed(number))
+        return colours(labels, number)
+
+    going = default(trained(), [*(run(0, number) for number in range(12)), *(run(n % 2, n) for n in range(4))])
+    for _ in range(12):
+        next(going)
+    assert kinds(going) == ["balanced on"]
+    assert going.report.steps == 0
+    list(going)
+    assert going.report.steps > 0
+
+
+def test_a_memory_needs_four_classes_for_a_step() -> None:
+    class InRuns(Teacher):
+        """Takes everything for runs; the images' first value is their class."""
+
+        def doubt(self, model: undrift.Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
+            super().doubt(model, images, least)
+            return Doubt(0.4, 2.0, 2.2, 1.0)
+
+        def answer_alone(self, model: undrift.Perturbed, images: Tensor, counted: bool) -> Tensor:
+            del model, counted
+            return 0.9 * nn.functional.one_hot(images[:, 0, 0, 0].long(), 12) + 0.1 / 12
+
+    def steps(classes: int) -> int:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(192, 12)).eval()
+        model = undrift.perturb(net, undrift.methods.get("undrift-light", "stream").options)
+        batches = [number % classes + 0.5 * torch.rand(32, 3, 8, 8) for number in range(24) for _ in range(2)]
+        going = stream(model, batches, InRuns(prior_images=16, seed=0))
+        list(going)
+        return going.report.steps
+
+    assert steps(3) == 0
+    assert steps(4) > 0
+
+
 @pytest.mark.parametrize("size", [70, 7])
 def test_in_a_run_the_network_that_names_fewer_classes_counts_more(size: int) -> None:
     class InRuns(Teacher):
@@ -114,8 +157,8 @@ def test_in_a_run_the_network_that_names_fewer_classes_counts_more(size: int) ->
 
         names: Tensor
 
-        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
-            super().doubt(model, images)
+        def doubt(self, model: undrift.Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
+            super().doubt(model, images, least)
             return Doubt(0.4, 2.0, 2.2, 1.0)
 
         def answer_alone(self, model: undrift.Perturbed, images: Tensor, counted: bool) -> Tensor:
@@ -180,8 +223,8 @@ def test_the_decisions_of_pacing_by_hand() -> None:
     said: list[Doubt] = []
 
     class Scripted(Teacher):
-        def doubt(self, model: undrift.Perturbed, images: Tensor) -> Doubt:
-            super().doubt(model, images)
+        def doubt(self, model: undrift.Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
+            super().doubt(model, images, least)
             said.append(script[len(said)])
             return said[-1]
 
@@ -195,7 +238,7 @@ def test_the_decisions_of_pacing_by_hand() -> None:
     assert seen[:4] == [[]] * 4
     assert seen[4:15] == [["balanced on"]] * 11
     assert seen[15:18] == [["balanced on", "balanced off"]] * 3  # a single small batch may end a folder
-    assert len(said) == 17 + 1  # and once of the memory, which two runs have filled
+    assert len(said) == 17
     last = going.report.events[-1]
     assert str(last) == "gather on at image 1,123: batches of 1 are few for a step; one is made every 64 images"
 
@@ -305,7 +348,23 @@ def test_the_guard_goes_back_when_the_network_collapses_and_at_last_lets_the_sou
     assert "collapsed" in told.why
     resting = answers[told.images // 66 + 1]
     assert float((resting.label == labels).float().mean()) > 0.95
-    assert "decisions" in str(going.report)
+    last = [event.images for event in going.report.events if event.kind == "source answers"]
+    assert f"source answers {len(last)} times, last at image {last[-1]:,}" in str(going.report)
+
+
+def test_a_thousand_changes_of_domain_hide_nothing_that_the_guard_did() -> None:
+    report = StreamReport()
+    report.event("went back", "to the start state; collapsed")
+    for _ in range(1200):
+        report.images += 200
+        report.event("domain changed", "these images do not fit")
+    again = StreamReport()
+    again.load_state_dict(report.state_dict())
+    assert again == report
+    assert [event.kind for event in again.events[:2]] == ["went back", "domain changed"]
+    assert len(again.events) == 1000
+    assert again.counts == {"went back": 1, "domain changed": 1200}
+    assert "went back once, at image 0; domain changed 1,200 times, last at image 240,000" in str(again)
 
 
 def test_the_guard_goes_back_to_the_last_sound_state_first() -> None:

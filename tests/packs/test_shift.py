@@ -8,36 +8,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undrift.packs import shift
+from undrift.packs.bit_rate import at_rate
 from undrift.packs.digits import per_byte
 from undrift.packs.low_rank import LowRankShift
-from undrift.packs.rate import at_rate
-from undrift.packs.stepped import SteppedShift
+from undrift.packs.quantized import QuantizedShift
 
 
 def test_signs_by_hand() -> None:
-    found = SteppedShift.of(torch.tensor([[1.0, -3.0, 2.0, -2.0], [0.5, 0.5, 0.5, 0.5]]), levels=2)
+    found = QuantizedShift.of(torch.tensor([[1.0, -3.0, 2.0, -2.0], [0.5, 0.5, 0.5, 0.5]]), levels=2)
     assert found.dense().tolist() == [[2, -2, 2, -2], [0.5, 0.5, 0.5, 0.5]]  # mean |shift| of each kernel
     assert found.digits.tolist() == [0b10101111]
     assert found.nbytes == 1 + 2 * 4
 
 
 def test_three_levels_by_hand() -> None:
-    found = SteppedShift.of(torch.tensor([[4.0, -2.0, 0.1, 0.0, 3.0]]), levels=3)
+    found = QuantizedShift.of(torch.tensor([[4.0, -2.0, 0.1, 0.0, 3.0]]), levels=3)
     assert found.dense().tolist() == [[3, -3, 0, 0, 3]]  # (4 + 2 + 3) / 3 has the least squares
     assert found.digits.tolist() == [2 * 81 + 0 * 27 + 1 * 9 + 1 * 3 + 2]
     # A dead zone of 0.7 steps swallows the 2, and the others have their own mean.
-    assert SteppedShift.of(torch.tensor([[4.0, -2.0, 0.1, 0.0, 3.0]]), 3, 0.7).dense().tolist() == [[3.5, 0, 0, 0, 3.5]]
+    assert QuantizedShift.of(torch.tensor([[4.0, -2.0, 0.1, 0.0, 3.0]]), 3, 0.7).dense().tolist() == [
+        [3.5, 0, 0, 0, 3.5]
+    ]
 
 
 @pytest.mark.parametrize("levels", [3, 4, 5, 7])
 def test_multiples_of_a_step_come_back_exactly(levels: int) -> None:
     multiples = (torch.arange(levels) - (levels - 1) / 2).repeat(2, 9)
     steps = torch.tensor([[0.25], [8.0]])
-    torch.testing.assert_close(SteppedShift.of(multiples * steps, levels).dense(), multiples * steps)
+    torch.testing.assert_close(QuantizedShift.of(multiples * steps, levels).dense(), multiples * steps)
 
 
 def test_steps_are_given_and_the_shift_keeps_its_length() -> None:
-    found = SteppedShift.at(torch.tensor([[4.0, -2.0, 0.5, 0.25, 3.0, 0.7]]), torch.tensor([1.0]))
+    found = QuantizedShift.at(torch.tensor([[4.0, -2.0, 0.5, 0.25, 3.0, 0.7]]), torch.tensor([1.0]))
     # 0.5 and 0.25 become 0, and 0.7 becomes 1; the step grows to ⟨shift, shift⟩ / ⟨shift, multiples⟩, in bfloat16.
     step = (16 + 4 + 0.25 + 0.0625 + 9 + 0.49) / (16 + 4 + 9 + 0.7)
     torch.testing.assert_close(found.dense(), step * torch.tensor([[4.0, -2, 0, 0, 3, 1]]), rtol=2**-8, atol=0)
@@ -46,7 +48,7 @@ def test_steps_are_given_and_the_shift_keeps_its_length() -> None:
 
 def test_steps_hold_what_is_large_and_forget_what_never_moved() -> None:
     rows = torch.tensor([[1000.0, 307.0, 11.5], [0.1, 0.0, -0.1], [0.0, 0.0, 0.0]])
-    found = SteppedShift.at(rows, torch.tensor([1.0, 1.0, 0.0]))
+    found = QuantizedShift.at(rows, torch.tensor([1.0, 1.0, 0.0]))
     assert found.levels == 255
     torch.testing.assert_close(found.dense()[0], rows[0], rtol=0, atol=7.9)  # less than a step of 1000/127
     assert found.dense()[1:].abs().max() == 0
@@ -94,7 +96,7 @@ def test_a_stepped_shift_keeps_its_bounds(
     generator = torch.Generator().manual_seed(seed)
     wanted = scale * torch.randn(shape, generator=generator)
     wanted = wanted**3 if tail else wanted
-    found = SteppedShift.of(wanted, levels, dead_zone)
+    found = QuantizedShift.of(wanted, levels, dead_zone)
     error = (found.dense().double() - wanted.double()).flatten(1).norm(dim=1)
     assert (error <= wanted.double().flatten(1).norm(dim=1) * (1 + 1e-5)).all()  # never worse than no shift at all
     assert found.nbytes == math.ceil(wanted.numel() / per_byte(levels)) + 4 * shape[0]
@@ -131,7 +133,7 @@ def test_a_stepped_shift_keeps_its_bounds(
     ],
 )
 def test_what_does_not_fit_together_is_refused(change: dict[str, object], match: str) -> None:
-    found = SteppedShift.of(torch.randn(2, 40, generator=torch.Generator().manual_seed(0)), levels=3)
+    found = QuantizedShift.of(torch.randn(2, 40, generator=torch.Generator().manual_seed(0)), levels=3)
     entry, stored = shift.described(found), {"digits": found.digits, "step": found.step}
     for name, value in change.items():
         (stored if isinstance(value, torch.Tensor) else entry)[name] = value  # type: ignore[index]

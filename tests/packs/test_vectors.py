@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import undrift
 from support import same, snapshot
-from undrift.packs.packing import pack
+from undrift.packs.file_bytes import to_bytes
 from undrift.packs.vectors import VectorShift
 
 
@@ -130,7 +130,9 @@ def test_damaged_vectors_are_refused(tmp_path: Path) -> None:
         ([], "not described"),
     ):
         parts = {**tensors, **change} if isinstance(change, dict) else tensors
-        bad.write_bytes(pack(parts, header if isinstance(change, dict) else {**header, "vectors": json.dumps(change)}))
+        bad.write_bytes(
+            to_bytes(parts, header if isinstance(change, dict) else {**header, "vectors": json.dumps(change)})
+        )
         with pytest.raises(undrift.DataError, match=why):
             undrift.inspect(bad)
 

@@ -20,9 +20,9 @@ def test_keys_of_weights_uses_and_steps_differ() -> None:
     with torch.no_grad():
         for _ in range(3):
             key.begin(nn.Identity(), (), {})
-            seen += [int(key.next(n)) for n in (0, 1, 2, 3, 1, 1)]
-            seen += [int(key.of(n)) for n in range(4)]
-            assert key.of(2).equal(key.of(2))
+            seen += [int(key.next_key(n)) for n in (0, 1, 2, 3, 1, 1)]
+            seen += [int(key.weight_key(n)) for n in range(4)]
+            assert key.weight_key(2).equal(key.weight_key(2))
     assert len(set(seen)) == len(seen) == 30
 
 

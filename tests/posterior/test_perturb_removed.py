@@ -277,7 +277,7 @@ def test_a_perturbed_network_is_given_back_only_where_that_was_asked_and_nobody_
     before = snapshot(net)
     model = undrift.perturb(net)
     adapt_a_little(model)
-    model.give_back()
+    model.remove_when_unused()
     held, model = model, None
     assert net[0]._forward_hooks
     del held

@@ -79,7 +79,7 @@ def compare(what: str, loss: Loss, prepare: Callable[[undrift.Perturbed], object
     missing = [name for name in want if name not in got] + [name for name in got if name not in want]
     off = [n for n in want if n in got and not (got[n] - want[n]).norm() <= 5e-3 * want[n].norm() + 1e-10]
     wrong = [f"{what}: {name}" for name in missing + off]
-    if model.key.handles is not None or model.key.offered is not None:
+    if model.key.handles is not None or model.key.next_handles is not None:
         wrong.append(f"{what}: handles were left behind")
     return wrong
 

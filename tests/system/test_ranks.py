@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import undrift
 from faults import one_of_processes
 from support import convnet, images
-from undrift.posterior import shared_statistics
+from undrift.posterior import sync_batch_norm
 from undrift.system import ranks
 from undrift.system.ranks import Share, part_of
 
@@ -23,10 +23,10 @@ def test_parts_are_runs_that_cover_a_batch_once(rows: int, count: int) -> None:
 def test_one_process_takes_everything_and_sends_nothing() -> None:
     x, before = torch.arange(5.0), ranks.bytes_sent()
     assert torch.equal(ranks.part(x), x)
-    assert ranks.summed([x])[0] is x
-    ranks.from_first([x])
-    ranks.agree("anything", "options")
-    assert (ranks.processes(), ranks.rank(), ranks.bytes_sent()) == (1, 0, before)
+    assert ranks.sum_over_processes([x])[0] is x
+    ranks.broadcast([x])
+    ranks.require_equal("anything", "options")
+    assert (ranks.world_size(), ranks.rank(), ranks.bytes_sent()) == (1, 0, before)
 
 
 def test_a_share_knows_where_its_rows_begin() -> None:
@@ -63,8 +63,8 @@ def test_shared_statistics_and_their_gradient_are_those_of_batch_norm(shape: tup
     for shared in (False, True):
         given = x.clone().requires_grad_()
         if shared:
-            found = shared_statistics.statistics(given.detach(), Alone((6,), 0))
-            through = shared_statistics.follow(given, found, 1e-5, Alone((6,), 0))
+            found = sync_batch_norm.batch_statistics(given.detach(), Alone((6,), 0))
+            through = sync_batch_norm.with_gradient(given, found, 1e-5, Alone((6,), 0))
             y = nn.functional.batch_norm(through, found.mean, found.var, weight, None, False, 0.1, 1e-5)
         else:
             y = nn.functional.batch_norm(given, None, None, weight, None, True, 0.1, 1e-5)
@@ -89,7 +89,7 @@ def test_a_norm_layer_takes_the_way_of_many_and_leaves_no_trace(statistics: str)
         state = {name: value.clone() for name, value in model.state_dict().items()}
         grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         found.append({"out": out.detach(), **state, **grads})
-        assert all(not policy.lent for policy in model.norms)
+        assert all(not policy.replaced for policy in model.norms)
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-5, msg=name)

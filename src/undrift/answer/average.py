@@ -70,7 +70,7 @@ def average_finite(
 
 
 def _in_place(passes: Iterable[Tensor], views: Iterator[ReversibleView], images: int) -> Iterator[Tensor]:
-    """Yield each pass with the answers to views put back to where the images have them."""
+    """Yield each pass with its maps turned back from the views to the images."""
     for logits in passes:
         yield logits if logits.ndim < 4 else torch.cat([next(views).answer(part) for part in logits.split(images)])
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import OptionError
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, Rerun
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.rerun import Rerun
 from undrift.system.private import BatchNorm
 
 # Most rows per pass. A small batch leaves an accelerator idle, so ten draws take hardly longer than one. A CPU is busy

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from undrift.answer.average import average_finite, no_answer
 from undrift.answer.draws import draw
-from undrift.answer.forward import forward
+from undrift.answer.forward import finite_images, forward
 from undrift.answer.prediction import Prediction, entropy_of
 from undrift.posterior.outputs import per_image
 from undrift.posterior.perturbed import Perturbed
@@ -27,7 +28,7 @@ _GRID = 17
 
 @dataclass(frozen=True)
 class FewDraws:
-    """What `joined` needs of one batch.
+    """A few draws of one batch, as `calibrated` needs them.
 
     Attributes:
         logits: the draws' mean log-probabilities of each image.
@@ -56,6 +57,18 @@ class FewDraws:
         return FewDraws(logits, inner, overlap, sound)
 
 
+def fast_answer(
+    model: Perturbed, images: Tensor, samples: int, temperature: float, fold_limit: int | None
+) -> FewDraws | Prediction:
+    """Return a few draws of a batch for `calibrated`; or its answer, if all draws fit one short pass."""
+    images, finite = finite_images(model, images)
+    if len(images) == 0:
+        return no_answer(model, images, finite)
+    if one_pass_is_enough(images, samples, fold_limit):
+        return average_finite(model, images, finite, samples, temperature, fold_limit)
+    return few_draws(model, images, finite, temperature, fold_limit)
+
+
 def few_draws(
     model: Perturbed, images: Tensor, finite: Tensor | None, temperature: float, fold_limit: int | None
 ) -> FewDraws:
@@ -74,13 +87,13 @@ def few_draws(
 
 
 def one_pass_is_enough(images: Tensor, samples: int, fold_limit: int | None) -> bool:
-    """Return whether all draws fit into one pass whose time is that of its launches."""
+    """Return whether all draws fit into one pass that takes no longer than its kernel launches."""
     rows = len(images) * samples
     return launch_bound(images) and rows <= SMALL and (fold_limit is None or rows <= fold_limit)
 
 
 def launch_bound(images: Tensor) -> bool:
-    """Return whether launches set the time of a small pass."""
+    """Return whether a small pass takes as long as its kernel launches."""
     return images.device.type == "cuda"
 
 
@@ -105,7 +118,7 @@ def averaged(draws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return logs.mean(2), entropy_of(logs.exp()).mean(1)
 
 
-def joined(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
+def calibrated(parts: Sequence[FewDraws | Prediction], samples: int) -> Prediction:
     """Return the predictions of all batches: softmax(logits / T), with one T for all their images.
 
     T gives the answers the sharpness (mean over images of Σ p²) of the average of `samples` draws, estimated without

@@ -14,12 +14,12 @@ from undrift.images import FileDomain, TensorDomain
 from undrift.options import Outputs
 from undrift.posterior.attached import attached_to, root_of
 from undrift.posterior.batch import as_tensor, images_of, to_device
+from undrift.posterior.input_errors import refuse_unbatched, refuse_unfitting
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import at_size_of
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
-from undrift.posterior.unfitting import refuse_unbatched, refuse_unfitting
 from undrift.system.validate import a_type, count_or_none, instead_of
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -74,7 +74,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"model is {a_type(model)}; needed: a torch.nn.Module. "
-            + instead_of(model, "Give the network, or a perturbed one.")
+            f"{instead_of(model, 'Give the network, or a perturbed one.')}"
         )
     inner = root_of(model)
     while isinstance(inner, _WRAPPERS):

@@ -1,5 +1,6 @@
 """The `Prediction` of a batch: probabilities, labels and uncertainty."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
+from undrift.posterior.outputs import rows
 from undrift.system.validate import number_in
 
 
@@ -64,7 +66,7 @@ class Prediction:
 
     @staticmethod
     def unknown(images: int, like: Tensor) -> "Prediction":
-        """Return the answer for images without one, with the classes and dtype of other probabilities."""
+        """Return a prediction for images that have no answer, with the classes and dtype of other probabilities."""
         probs = like.new_full((images, *like.shape[1:]), 1 / like.shape[1])
         entropy = entropy_of(probs)
         return Prediction(probs, torch.full_like(entropy, -1, dtype=torch.long), entropy, torch.zeros_like(entropy))
@@ -175,3 +177,21 @@ def histogram(labels: Tensor, classes: int) -> Tensor:
     """
     counts, labels = torch.zeros(classes + 1, device=labels.device), labels.flatten()
     return counts.index_add_(0, labels + 1, torch.ones_like(labels, dtype=counts.dtype))[1:]
+
+
+def entropy_and_balance(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean entropy of the predictions, and the entropy of their mean over ln(classes)."""
+    log_p = rows(logits).log_softmax(1)
+    p = log_p.exp()
+    balance = torch.special.entr(p.mean(0)).sum() / math.log(logits.shape[1])
+    return -(p * log_p).sum(1).mean(), balance
+
+
+def entropy_and_balance_of(prediction: Prediction) -> tuple[float, float]:
+    """Return the mean entropy, and the entropy of the predicted classes over log C: 1 when all are as frequent."""
+    classes = prediction.probs.shape[1]
+    counts = histogram(prediction.label, classes)
+    shares = counts / counts.sum().clamp_min(1)
+    found = torch.stack([prediction.entropy.mean().to(shares), entropy_of(shares[None])[0]])
+    entropy, spread = found.tolist()  # one transfer
+    return entropy, spread / math.log(classes)

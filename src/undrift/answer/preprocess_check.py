@@ -1,17 +1,16 @@
 """Warn if a domain's preprocessing differs from its network's; no other error would show it."""
 
-import warnings
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from undrift._errors import UndriftWarning
 from undrift.images import FileDomain, TensorDomain
 from undrift.images.batches import Batches, FileFetch
 from undrift.images.preprocess import Preprocess
 from undrift.images.sources import UNREADABLE
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.warning import warn
 
 CLOSE = 0.002
 """Means and deviations this near are the same, rounded: half a grey level of 255."""
@@ -19,12 +18,11 @@ CLOSE = 0.002
 _known: "WeakKeyDictionary[nn.Module, set[tuple[str, ...]]]" = WeakKeyDictionary()  # compared before
 
 
-def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> None:
+def warn_of_preprocess(model: nn.Module, *given: Any) -> None:
     """Warn once if a domain, or its batches, are prepared differently from what the model's network expects.
 
     Args:
         given: what the caller was given as images; only domains and their batches say how they are prepared.
-        stacklevel: as of `warnings.warn`; 3 is the line that called this function's caller.
     """
     if not isinstance(model, Perturbed) or model.preprocess is None:
         return
@@ -35,12 +33,10 @@ def warn_of_preprocess(model: nn.Module, *given: Any, stacklevel: int = 3) -> No
             continue
         known.add(pair)
         if lines := "; ".join(unlike(model.preprocess, domain)):
-            warnings.warn(
+            warn(
                 f"{domain.name} has other preprocessing than model.preprocess, which this network expects ({lines}; "
                 "the model's first). Answers may be wrong without any error: give domain.prepared(model.preprocess), "
-                "or set model.preprocess if the domain's is right.",
-                UndriftWarning,
-                stacklevel=stacklevel,
+                "or set model.preprocess if the domain's is right."
             )
 
 

@@ -1,7 +1,6 @@
 """Choose a temperature for the logits without labels."""
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift._errors import DataError, UndriftWarning
+from undrift._errors import DataError
 from undrift.answer.forward import finite_batches, forward, unwrapped
 from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.posterior.layers import evaluating
@@ -18,6 +17,7 @@ from undrift.posterior.model_lock import turn
 from undrift.posterior.outputs import per_image
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import one_pass
+from undrift.system.warning import warn
 
 LEAST, MOST = 0.05, 20.0
 
@@ -51,7 +51,7 @@ def temperature(
         True
     """
     model, change = unwrapped(model), augment or mirror_and_move
-    warn_of_preprocess(model, batches, stacklevel=4)  # behind no_grad
+    warn_of_preprocess(model, batches)
     logits, agreements = [], []
     with turn(model), evaluating(model), one_pass(model) if isinstance(model, Perturbed) else nullcontext():
         for images in finite_batches(model, batches):
@@ -74,11 +74,9 @@ def temperature(
     agreement = float(torch.cat(agreements).float().mean())
     found = match_confidence(torch.cat(logits), agreement)
     if not 1.01 * LEAST < found < MOST / 1.01:
-        warnings.warn(
+        warn(
             f"no temperature between {LEAST} and {MOST} makes the mean confidence {agreement:.0%}, the agreement with "
-            f"augmented images; {found:.3g} is nearest. Do not use it: give an augmentation that tests the network.",
-            UndriftWarning,
-            stacklevel=3,  # behind no_grad
+            f"augmented images; {found:.3g} is nearest. Do not use it: give an augmentation that tests the network."
         )
     return found
 

@@ -57,7 +57,7 @@ def _windows(images: Tensor, tile: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _starts(length: int, tile: int) -> list[int]:
-    """Return where tiles start: as few as overlap by a quarter, the last one flush with the end.
+    """Return where tiles start: they overlap by a quarter at least, and the last ends with the image.
 
     Examples:
         >>> _starts(10, 4), _starts(3, 4)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from undrift import methods
 from undrift._errors import OptionError
 from undrift.cli.app import HURT
 from undrift.cli.flags import takes
@@ -13,7 +14,7 @@ from undrift.cli.image_arguments import Root, hold_if_small, skipped_of
 from undrift.cli.likelihood_arguments import LikelihoodFlags
 from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, choose
 from undrift.cli.model_arguments import ModelFlags
-from undrift.cli.opened import open_both, perturbed_afresh
+from undrift.cli.open_inputs import open_both, perturbed_afresh
 from undrift.cli.output_paths import Force, alone, beside, check_pack
 from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command
@@ -22,7 +23,14 @@ from undrift.options import Options
 
 
 @command
-@takes(Options, "options", METHOD_PANEL, names={"adapt_lr": "--lr"}, hidden=("stream_lr", "answer"))
+@takes(
+    Options,
+    "options",
+    METHOD_PANEL,
+    names={"adapt_lr": "--lr"},
+    hidden=("stream_lr", "answer"),
+    defaults=methods.get("undrift", "adapt").options,
+)
 @takes(LikelihoodFlags, "likelihood", METHOD_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(
@@ -57,8 +65,8 @@ def run(
     import torch
 
     from undrift.adapt import adapt
+    from undrift.packs.compression import DEFAULT, compressor
     from undrift.packs.file import save
-    from undrift.packs.mean import DEFAULT, compressor
 
     which = _keep(keep)
     check_pack(out)

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import importlib.metadata
 import io
 import json
 import sys
@@ -14,6 +13,7 @@ import typer
 from undrift.cli.extensions import extensions
 from undrift.cli.signals import sigterm_as_ctrl_c
 from undrift.system.malloc import keep_freed
+from undrift.system.version import own_version
 
 COMMANDS = {
     "adapt": "Adapt a network to unlabelled images and write a domain file.",
@@ -94,7 +94,7 @@ def _stub() -> None:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"undrift {importlib.metadata.version('undrift')}")
+        print(f"undrift {own_version()}")
         raise typer.Exit(OK)
 
 

@@ -13,7 +13,7 @@ from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, skipped_of
 from undrift.cli.likelihood_arguments import LikelihoodFlags, make_likelihood
 from undrift.cli.model_arguments import ModelFlags, open_adapted, open_source, try_out
-from undrift.cli.opened import open_perturbed
+from undrift.cli.open_inputs import open_perturbed
 from undrift.cli.output_paths import Force, claim
 from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.predict import read_temperature

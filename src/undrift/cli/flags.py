@@ -20,7 +20,13 @@ def flag(default: Any, help: str, metavar: str | None = None, *, main: bool = Fa
 
 
 def takes(
-    group: type, into: str, panel: str, *, names: Mapping[str, str] | None = None, hidden: Collection[str] = ()
+    group: type,
+    into: str,
+    panel: str,
+    *,
+    names: Mapping[str, str] | None = None,
+    hidden: Collection[str] = (),
+    defaults: object | None = None,
 ) -> Callable[[Run], Run]:
     """Give a command one option per field of a dataclass; the command gets those that were given, as a dict.
 
@@ -29,6 +35,7 @@ def takes(
         panel: the heading over these options in the help. Hidden options have their own group as heading.
         names: second names of some options: {"adapt_lr": "--lr"}.
         hidden: options that this command shows with `--help-all` only.
+        defaults: an instance whose values the help shows as defaults; without it, those of the fields.
     """
     hints, fields = get_type_hints(group), dataclasses.fields(group)
     some = any(f.metadata.get("main") for f in fields)
@@ -43,10 +50,12 @@ def takes(
             return run(**given, **{into: chosen})
 
         second = names or {}
-        extra = [_parameter(f, hints[f.name], second.get(f.name), panel, False) for f in shown]
-        for f in others:
-            heading = (f.metadata.get("group") or panel).capitalize()
-            extra.append(_parameter(f, hints[f.name], second.get(f.name), heading, True))
+        extra = []
+        for f in (*shown, *others):
+            heading = panel if f in shown else (f.metadata.get("group") or panel).capitalize()
+            default = f.default if defaults is None else getattr(defaults, f.name)
+            text = _help(f, hints[f.name], default)
+            extra.append(_parameter(f, hints[f.name], second.get(f.name), heading, f in others, text))
         return signed(with_flags, [p for p in parameters_of(run) if p.name != into] + extra)
 
     return decorate
@@ -97,12 +106,12 @@ def _print_all(context: typer.Context, asked: bool) -> None:
 
 
 def _parameter(
-    f: "dataclasses.Field[Any]", hint: Any, second: str | None, panel: str, hidden: bool
+    f: "dataclasses.Field[Any]", hint: Any, second: str | None, panel: str, hidden: bool, text: str
 ) -> inspect.Parameter:
     option = "--" + f.name.replace("_", "-")
     names = (option,) if second is None else (option, second)
     shown: dict[str, Any] = {
-        "help": _help(f, hint),
+        "help": text,
         "rich_help_panel": panel,
         "show_default": False,
         "hidden": hidden,
@@ -123,16 +132,15 @@ def _metavar(hint: Any) -> str:
     return "X" if float in (hint, *get_args(hint)) else "NAME"
 
 
-def _help(f: "dataclasses.Field[Any]", hint: Any) -> str:
+def _help(f: "dataclasses.Field[Any]", hint: Any, default: object) -> str:
     """Return the help line with its choices and default: columns of their own would take half the width."""
     text = f.metadata["help"]
     if get_origin(hint) is Literal:
         text = f"{', '.join(get_args(hint))}: {text}"
     elif text.split()[0].isalpha():  # not "module:function"
         text = text[:1].upper() + text[1:]
-    of_method = "group" in f.metadata  # an option's default is that of the method, not of `Options`
-    if not of_method and f.default not in (None, (), "", False):
-        text += f" (default {', '.join(f.default) if isinstance(f.default, tuple) else f.default})"
+    if default not in (None, (), "", False):
+        text += f" (default {', '.join(default) if isinstance(default, tuple) else default})"
     return f"{text}."
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import os
 import time
@@ -16,8 +15,10 @@ import torch
 
 from undrift._errors import DataError
 from undrift.cli.session import Session
+from undrift.loop.stream_report import CHANGED, StreamReport
 from undrift.loop.streaming import Stream
 from undrift.system.atomic import write_text
+from undrift.system.version import own_version
 
 PERIOD = 10.0
 """Seconds between two writings at least."""
@@ -75,6 +76,7 @@ class Heartbeat:
         self._latency = Latency()
         self._failed = False
         self._counts: dict[str, Any] = {}
+        self._happened: dict[str, int] = {}
         self._helping: dict[str, Any] | None = None
         self._events: list[dict[str, Any]] = []
         self.now: dict[str, Any] = self._picture("running")
@@ -91,6 +93,7 @@ class Heartbeat:
         report = going.report
         names = ("images", "batches", "steps", "skipped", "missed", "resets")
         self._counts = {name: getattr(report, name) for name in names} | {"unreadable": unreadable}
+        self._happened = dict(report.counts)
         self._events = events_of(report)
         begun = time.monotonic()
         due = COST * (begun - self._estimated) >= self._spent
@@ -124,7 +127,7 @@ class Heartbeat:
     def _picture(self, status: str, error: str | None = None) -> dict[str, Any]:
         latency = {f"p{100 * part:g}": round(1e3 * wait, 3) for part, wait in self._latency.quantiles().items()}
         return {
-            "undrift": importlib.metadata.version("undrift"),
+            "undrift": own_version(),
             "status": status,
             "error": error,
             "pid": os.getpid(),
@@ -134,6 +137,7 @@ class Heartbeat:
             **self._counts,
             "latency_ms": latency,
             "helping": self._helping,
+            "happened": self._happened,
             "events": self._events,
         }
 
@@ -153,12 +157,16 @@ def beating(session: Session, path: Path | None) -> Iterator[Heartbeat]:
     heart.end("done")
 
 
-def events_of(report: Any) -> list[dict[str, Any]]:
+def events_of(report: StreamReport) -> list[dict[str, Any]]:
     """Return what happened last in a stream, the latest at the end."""
-    found = [{"kind": "no step", "batch": batch, "why": why} for batch, why in report.missed_at]
+    found: list[dict[str, Any]] = [{"kind": "no step", "batch": b, "why": why} for b, why in report.missed_at]
     found += [{"kind": "reset", "batch": batch, "why": why} for batch, why in report.resets_at]
     found.sort(key=lambda event: event["batch"])
-    return found[-LAST:] + [dataclasses.asdict(event) for event in getattr(report, "events", ())][-LAST:]
+    # Where the domain changes with every batch, its changes must not hide what the guard did.
+    changes = [event for event in report.events if event.kind == CHANGED][-LAST:]
+    others = [event for event in report.events if event.kind != CHANGED][-LAST:]
+    rest = sorted(changes + others, key=lambda event: event.images)
+    return found[-LAST:] + [dataclasses.asdict(event) for event in rest]
 
 
 def _today() -> str:

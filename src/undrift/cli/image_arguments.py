@@ -12,7 +12,7 @@ import typer
 import undrift
 from undrift._errors import DataError
 from undrift.cli.extensions import data_sets, extensions
-from undrift.cli.out_of_reach import check_reach
+from undrift.cli.unavailable_images import check_available
 from undrift.images import Batches, Domain, FileDomain, Preprocess, Skipped, TensorDomain
 from undrift.images.sources import FileSource
 
@@ -146,10 +146,10 @@ class InOrder:
         return {name: why for name, why in skipped_of(self.domain).items() if name not in self.unfinished}
 
     def _check(self, batches: "Batches[list[int]]", known: int) -> int:
-        """Raise if an image is out of reach that could not be read since so many; return how many could not be read."""
+        """Raise if an image that could not be read since the last check is out of reach; return how many there are."""
         if isinstance(self.domain, FileDomain):
             reasons = batches.skipped.reasons
-            check_reach(self.domain.sources, dict(itertools.islice(reasons.items(), known, None)))
+            check_available(self.domain.sources, dict(itertools.islice(reasons.items(), known, None)))
         return len(batches.skipped.reasons)
 
     def _finished(self, least: int) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from undrift.cli.image_arguments import Reader
     from undrift.recipes.method import Method, Parts
 
-METHOD_PANEL = "The method, and what to change of it (all: --help-all)"
+METHOD_PANEL = "The method; defaults are those of undrift (every option: --help-all)"
 MethodName = Annotated[
     str | None,
     typer.Option(

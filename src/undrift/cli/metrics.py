@@ -65,6 +65,10 @@ class _Pictures:
         now = self._read()
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"undrift_{name}", text, value=now.get(name, 0))
+        events = CounterMetricFamily("undrift_events", "What the stream noticed and decided.", labels=["kind"])
+        for kind, count in now["happened"].items():
+            events.add_metric([kind], count)
+        yield events
         yield GaugeMetricFamily("undrift_uptime_seconds", "Seconds since the stream began.", value=now["seconds"])
         latency = GaugeMetricFamily("undrift_latency_seconds", "Wait of an image for its answer.", labels=["quantile"])
         for name, wait in now["latency_ms"].items():

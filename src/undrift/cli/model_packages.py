@@ -6,7 +6,6 @@ Hugging Face, only safetensors files are loaded, because the other formats are p
 
 import importlib
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift._errors import DataError, OptionError, UndriftError
 from undrift.images.preprocess import Preprocess
+from undrift.system.warning import warn
 
 Found = tuple[nn.Module, Preprocess | None, tuple[str, ...] | None]
 
@@ -89,7 +89,7 @@ def understood(read: Callable[[Any], Preprocess], config: Any) -> Preprocess | N
     try:
         return read(config)
     except OptionError as error:
-        warnings.warn(str(error), UndriftWarning, stacklevel=3)
+        warn(str(error))
         return None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from undrift._errors import OptionError, UndriftError, UndriftWarning
+from undrift.cli.answer_parts import AnswerParts, check_parts
 from undrift.cli.answers import (
     ABSTAIN,
     Add,
@@ -28,9 +29,8 @@ from undrift.cli.answers import (
 from undrift.cli.flags import takes
 from undrift.cli.image_arguments import Root, skipped_of
 from undrift.cli.model_arguments import ModelFlags, open_adapted
-from undrift.cli.opened import open_both
+from undrift.cli.open_inputs import open_both
 from undrift.cli.output_paths import Force
-from undrift.cli.parts import AnswerParts, check_parts
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import (
     BatchSize,
@@ -103,7 +103,7 @@ def run(
     check_ending(out)
     check_parts(parts, out, mode, force, session.crew.count)
     files = files_of(pack, domain, mode)
-    first = domain if pack is None else first_whole(files)
+    first = domain if pack is None else first_readable(files)
     new, shared = ((out,), ()) if parts is None else ((), (out,))  # another process may have written it by now
     opened, pictures = open_both(session, model, images, root, new, force, files, domain=first, going_on=shared)
     check_threshold(abstain_below, opened.classes)
@@ -153,10 +153,10 @@ def run(
         session.kept = f"The parts that are finished are in {shares.folder}; the same command goes on with the others."
         for number in shares.left():
             own = pictures.select(shares.images_of(number))
-            draw_on(generator, seed, shares.batches_of(number)[0])
+            advance(generator, seed, shares.batches_of(number)[0])
             before = answered_by(packs)
             with rows_in(shares.file(number), packs is not None) as add:
-                counts = answer(whatever_is_there(own, batch_size), add)
+                counts = answer(readable_batches(own, batch_size), add)
             shares.close(number, counts, skipped_of(own), answered_by(packs) - before)
         counts, by_pack, skipped = shares.join()
     else:
@@ -183,7 +183,7 @@ def answered_by(packs: "Packs | None") -> Counter[str]:
     return Counter() if packs is None else Counter({**packs.answered, UNKNOWN: packs.unknown})
 
 
-def whatever_is_there(images: "Domain", batch_size: int) -> "Batches[list[str]]":
+def readable_batches(images: "Domain", batch_size: int) -> "Batches[list[str]]":
     """Return batches of images with their names; of a part of the images, all may be unreadable."""
     from undrift.images import TensorDomain
 
@@ -193,8 +193,8 @@ def whatever_is_there(images: "Domain", batch_size: int) -> "Batches[list[str]]"
     return images._batches(lambda chunk: [sources[at].name for at in chunk], batch_size, None, False, "cpu", None, True)
 
 
-def draw_on(generator: "torch.Generator", seed: int, batches: int) -> None:
-    """Put a generator where it stands after so many batches in one process: each batch draws a seed for its noise."""
+def advance(generator: "torch.Generator", seed: int, batches: int) -> None:
+    """Advance a generator by so many batches; each draws a seed for its noise."""
     from undrift.posterior.seeds import drawn_seed
 
     generator.manual_seed(seed)
@@ -215,8 +215,8 @@ def files_of(packs: list[Path] | None, domain: Path | None, mode: str) -> list[P
     return [file for path in packs for file in (sorted(path.glob("*.safetensors")) if path.is_dir() else [path])]
 
 
-def first_whole(files: list[Path]) -> Path | None:
-    """Return the first pack that can be read: it says what happens to images; `undrift.packs` refuses the others."""
+def first_readable(files: list[Path]) -> Path | None:
+    """Return the first pack that can be read, whose preprocessing counts; `undrift.packs` refuses the others."""
     from undrift.packs.domain_file import inspect
 
     for file in files:

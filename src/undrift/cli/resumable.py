@@ -203,7 +203,7 @@ def part_of(answers: Path, number: int) -> Path:
 
 
 def _next_part(answers: Path) -> int:
-    """Return the number after those of files that are there already, of an earlier stream."""
+    """Return the number that follows those of an earlier stream's files."""
     name = re.compile(rf"{re.escape(answers.stem)}\.(\d{{6}}){re.escape(answers.suffix)}")
     found = [name.fullmatch(path.name) for path in answers.absolute().parent.iterdir()]
     return max((int(match[1]) for match in found if match), default=0) + 1

@@ -22,8 +22,8 @@ from rich.text import Text
 from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
 from undrift.cli.app import ERROR, INTERRUPTED, OK, USAGE
 from undrift.cli.flags import help_all, parameters_of, signed, switch
+from undrift.cli.shell_wording import in_shell
 from undrift.cli.torchrun import Crew, refuse_many
-from undrift.cli.wording import in_shell
 
 Run = Callable[..., Mapping[str, Any] | None]
 NOBODY_THERE = (errno.EPIPE, errno.EIO)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from undrift import methods
 from undrift._errors import OptionError
 from undrift.cli.answers import check_threshold, rows_of
 from undrift.cli.flags import takes
@@ -13,7 +14,7 @@ from undrift.cli.image_arguments import InOrder, Root
 from undrift.cli.likelihood_arguments import LikelihoodFlags
 from undrift.cli.method_arguments import METHOD_PANEL, MethodName, Settings, choose
 from undrift.cli.model_arguments import ModelFlags
-from undrift.cli.opened import open_both, open_perturbed, perturbed_afresh
+from undrift.cli.open_inputs import open_both, open_perturbed, perturbed_afresh
 from undrift.cli.output_paths import Force, check_pack
 from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, events_in
 from undrift.cli.session import Session, command
@@ -26,7 +27,14 @@ EVENTS_EVERY = 10
 
 
 @command
-@takes(Options, "options", METHOD_PANEL, names={"stream_lr": "--lr"}, hidden=("adapt_lr",))
+@takes(
+    Options,
+    "options",
+    METHOD_PANEL,
+    names={"stream_lr": "--lr"},
+    hidden=("adapt_lr",),
+    defaults=methods.get("undrift", "stream").options,
+)
 @takes(LikelihoodFlags, "likelihood", METHOD_PANEL)
 @takes(ModelFlags, "model", "The network")
 def run(
@@ -110,9 +118,9 @@ def run(
     from undrift.cli.page_arguments import LivePage
     from undrift.cli.resumable import files_of, unread
     from undrift.cli.stream_state import identity_of
-    from undrift.loop.gather import between_steps
+    from undrift.loop.gather import with_kept_statistics
+    from undrift.packs.compression import DEFAULT, compressor
     from undrift.packs.file import save
-    from undrift.packs.mean import DEFAULT, compressor
     from undrift.stream import stream
 
     check_pack(out)
@@ -135,10 +143,13 @@ def run(
         parts = chosen.parts(opened.reader)
         if chosen.recipe is None:
             if gather is not None and domain is None:
-                options = {"norm_statistics": between_steps(resolve(preset or "paper", {})).norm_statistics, **options}
+                options = {
+                    "norm_statistics": with_kept_statistics(resolve(preset or "paper", {})).norm_statistics,
+                    **options,
+                }
             perturbed = open_perturbed(opened, domain, preset, options, seed)
         else:
-            scheme = parts.options if gather is None else between_steps(parts.options)
+            scheme = parts.options if gather is None else with_kept_statistics(parts.options)
             perturbed = perturbed_afresh(opened, scheme, seed)
         episodic = bool(chosen.recipe and chosen.recipe.episodic) if episodic is None else episodic
         batch_size = batch_size or (chosen.recipe.stream_batch if chosen.recipe else 64)

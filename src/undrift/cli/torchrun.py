@@ -41,7 +41,7 @@ class Crew:
         return self.rank == 0
 
     def tells_first(self) -> bool:
-        """Return whether this process is the first that has to say why the run ends; the others then keep silent."""
+        """Return whether this process is the first with a reason for the end; the others stay silent."""
         if self._tells is None:
             self._tells = self.first
             if self.count > 1:
@@ -89,9 +89,11 @@ class Crew:
         """Return what all processes found, inside `together`."""
         if self.count == 1:
             return dict(mine)
-        from undrift.system.ranks import texts
+        from undrift.system.ranks import gather_texts
 
-        return {name: value for text in texts(json.dumps(dict(mine))) for name, value in json.loads(text).items()}
+        return {
+            name: value for text in gather_texts(json.dumps(dict(mine))) for name, value in json.loads(text).items()
+        }
 
     def _store(self) -> Any:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in __all__

@@ -14,7 +14,7 @@ without images raises `DataError`. Nothing is downloaded, extracted or unpickled
 
 from undrift.images.batches import Batches, Skipped
 from undrift.images.domains import Domain, FileDomain, TensorDomain, shuffle, split
-from undrift.images.own import domain
+from undrift.images.open_domain import domain
 from undrift.images.preprocess import IMAGENET, SHOT, Preprocess
 
 __all__ = [

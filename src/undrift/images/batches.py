@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._errors import DataError, OptionError
 from undrift.images.preprocess import Preprocess
 from undrift.images.sources import UNREADABLE, ArraySource, Source, pillow
 from undrift.images.workers import items_of, shared, usual_workers
+from undrift.system.warning import warn
 
 Target = TypeVar("Target")
 Chunk = list[int]
@@ -40,7 +40,7 @@ class Skipped:
 
     def warn(self) -> None:
         """Warn, from the line of the caller's caller."""
-        warnings.warn(f"{self}. `skipped` names them all.", UndriftWarning, stacklevel=3)
+        warn(f"{self}. `skipped` names them all.")
 
 
 class Decoded(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import tarfile
-import warnings
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-from undrift._errors import DataError, UndriftWarning
+from undrift._errors import DataError
 from undrift.images.sources import LostSource, TarSource, is_image
+from undrift.system.warning import warn
 
 MOST_LINKS = 40
 """Links from one image to the next before they count as a circle: as many as Linux follows."""
@@ -74,11 +74,9 @@ def _warn_of_folders(path: Path, members: Sequence[tarfile.TarInfo], by_name: di
     out = [f"{m.name} to {m.linkname}" for m, end in zip(links, ends, strict=True) if end is None or not end.isreg()]
     if out:
         some = ", ".join(out[:3]) + ", …" * (len(out) > 3)
-        warnings.warn(
+        warn(
             f"{path} holds links to folders, or to nothing in it ({some}), which are left out; needed: the folders "
-            "themselves, if their images are wanted. Make it with `tar --dereference`.",
-            UndriftWarning,
-            stacklevel=3,
+            "themselves, if their images are wanted. Make it with `tar --dereference`."
         )
 
 

@@ -39,7 +39,7 @@ def usual_workers(images: int) -> int:
 
 
 def items_of(loader: DataLoader[Item]) -> Iterator[Item]:
-    """Yield what a loader gives, and raise three facts where one of its workers is lost."""
+    """Yield a loader's batches; raise our own error if one of its workers is lost."""
     if loader.num_workers == 0:
         yield from loader
         return
@@ -55,7 +55,7 @@ def items_of(loader: DataLoader[Item]) -> Iterator[Item]:
 
 
 def shared(images: Tensor) -> str:
-    """Move a batch to where the main process will find it; return what is wrong where it has no room, else "".
+    """Move a batch to shared memory; return what is wrong if it does not fit, else "".
 
     A queue would do it too, but in a thread whose errors are lost: the main process would wait for ever.
     """
@@ -78,7 +78,7 @@ def _lost(what: str, workers: int) -> str:
 
 
 def _is_loss(error: Exception) -> bool:
-    """Return whether it says that a worker is gone; its own errors come as their kind, with a word of where they were.
+    """Return whether an error says that a worker is gone; a worker's own errors keep their type.
 
     Where it was about to hand something over, its end is an OSError or EOFError.
     """

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import warnings
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift._errors import DataError, OptionError, UndriftError
 from undrift.judge.verdict import Survey, Verdict
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import atomic
+from undrift.system.warning import warn
 
 PLOTTED = ("loss", "kl", "entropy", "balance")
 
@@ -103,7 +103,7 @@ class History:
 
     __repr__ = __str__  # what a notebook shows
 
-    def warn(self, stacklevel: int = 2) -> None:
+    def warn(self) -> None:
         """Warn of skipped images, steps that were left out, and a collapse."""
         found = []
         if self.bad_images:
@@ -117,16 +117,14 @@ class History:
                 "learning rate: adapt_lr=…"
             )
         if found:
-            warnings.warn(" ".join(found), UndriftWarning, stacklevel=stacklevel)
+            warn(" ".join(found))
         if self.idle_steps and not self.steps:
-            warnings.warn(
+            warn(
                 f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
-                "return a number for some. Look at its thresholds.",
-                UndriftWarning,
-                stacklevel=stacklevel,
+                "return a number for some. Look at its thresholds."
             )
         if self.verdict is not None:
-            self.verdict.warn(stacklevel + 1)
+            self.verdict.warn()
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
@@ -182,7 +180,7 @@ class History:
             labels: their classes, in order, for the page alone.
             most: use at most so many images, spread evenly over a tensor or a domain.
         """
-        from undrift.judge.page.asking import compare
+        from undrift.judge.page.compare import compare
         from undrift.judge.page.document import write
         from undrift.judge.page.pages import of_history
 

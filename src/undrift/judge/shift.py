@@ -6,7 +6,6 @@
 The paper compares the two: a larger shift should come with a larger σ.
 """
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,17 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift._errors import DataError, OptionError, UndriftError, UndriftWarning
+from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.images import FileDomain, TensorDomain
-from undrift.judge.by_image import activations, chosen_layers
+from undrift.judge.activations import activations, chosen_layers
 from undrift.packs.domain_file import Sigma, sigmas
+from undrift.posterior.kept_statistics import fitting_mean, noise_kept
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import initial_log_var
-from undrift.posterior.statistics import fitting_mean, noise_kept
 from undrift.system.validate import a_type, instead_of
+from undrift.system.warning import warn
 
 __all__ = ["LayerSigma", "a_distance", "domain_error", "sigma"]
 
@@ -158,11 +158,9 @@ def a_distance(
             "more images: hundreds are better."
         )
     if count < FEW:
-        warnings.warn(
+        warn(
             f"one of the domains has {count} images, and below {FEW} of each much of an A-distance is chance: without "
-            "any shift it may come to 0.5 and more. Give more images: hundreds are better.",
-            UndriftWarning,
-            stacklevel=2,
+            "any shift it may come to 0.5 and more. Give more images: hundreds are better."
         )
     drawn = {n: (_drawn(first[n], count, seed), _drawn(second[n], count, seed)) for n in left}
     return {name: 2 * (1 - 2 * min(domain_error(*both, penalty, seed), 0.5)) for name, both in drawn.items()}

@@ -6,7 +6,6 @@ without diversity.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError, UndriftWarning
+from undrift._errors import DataError
 from undrift.judge.accuracy import Helping
 from undrift.posterior.outputs import rows
+from undrift.system.warning import warn
 
 FALL = 0.5
 """Diversity below this share of the source network's is far below.
@@ -131,15 +131,13 @@ class Verdict:
         before, after = (Survey(**plain[name]) for name in ("before", "after"))
         return cls(before, after, None if helping is None else Helping.from_dict(helping))
 
-    def warn(self, stacklevel: int = 2) -> None:
+    def warn(self) -> None:
         """Warn if the network collapsed."""
         if self.collapsed:
-            warnings.warn(
+            warn(
                 f"{self}\nAnswers should stay about as diverse as the domain is; do not use this model unless nearly "
                 "all images truly are of so few classes. Lower the learning rate (adapt_lr), train fewer epochs, take "
-                'a likelihood with a diversity term (undrift.Shot, undrift.Information), or keep="best".',
-                UndriftWarning,
-                stacklevel=stacklevel,
+                'a likelihood with a diversity term (undrift.Shot, undrift.Information), or keep="best".'
             )
 
     def _judgement(self) -> str:

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError
-from undrift._types import Keeper, named_learnables, named_sources
+from undrift._types import Keeper
 from undrift.answer.forward import finite_rows, forward
 from undrift.images import FileDomain, TensorDomain
 from undrift.posterior.batch import images_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step, keeping_noise
+from undrift.posterior.state import extra_pass, keeping_noise, named_learnables, named_sources
 from undrift.system.validate import a_type
 
 
@@ -74,7 +74,7 @@ class Fisher(Keeper):
         if parameters:
             with torch.inference_mode(False), torch.enable_grad(), evaluating(model), keeping_noise(model.key):
                 for images in self._batches():
-                    with beside_a_step(model, noisy=False):
+                    with extra_pass(model, noisy=False):
                         logits = forward(model, to_device(images.clone() if images.is_inference() else images, model))
                     loss = F.cross_entropy(logits, logits.detach().argmax(dim=1))
                     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)

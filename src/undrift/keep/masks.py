@@ -2,13 +2,14 @@
 
 from torch import nn
 
-from undrift._types import Keeper, named_learnables
+from undrift._types import Keeper
 from undrift.likelihood.masks import masks_of
 from undrift.options import Options
 from undrift.posterior.norm import KINDS
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.roles import resolved
+from undrift.posterior.roles import resolve_roles
 from undrift.posterior.select import matching, plain_name
+from undrift.posterior.state import named_learnables
 
 _SHORTCUTS = ("*downsample*", "*shortcut*")
 
@@ -36,7 +37,7 @@ class MaskedGradients(Keeper):
     def start(self, model: Perturbed) -> None:
         """Sort the learnables: those in the bottleneck, those in the classifier, and those that are not trained."""
         masks, inside = masks_of(model), (self.features or "bottleneck",)
-        last = resolved(model.net, Options(frozen=("@classifier",))).frozen
+        last = resolve_roles(model.net, Options(frozen=("@classifier",))).frozen
         norms = [plain_name(n) for n, m in model.net.named_modules() if isinstance(m, KINDS)]
         stem = next((n for n in norms if not matching(n, (*inside, *last))), None)
         self._rows, self._columns = [], []

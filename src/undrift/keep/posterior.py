@@ -1,7 +1,6 @@
 """Keep a network near the mean of a Gaussian over weights from source training (BACS, PETAL)."""
 
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from undrift._errors import DataError, OptionError, PerturbationMismatch, UndriftWarning
-from undrift._types import Keeper, named_learnables, named_sources
+from undrift._errors import DataError, OptionError, PerturbationMismatch
+from undrift._types import Keeper
 from undrift.posterior.layers import kernels, per_weight
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
+from undrift.posterior.state import named_learnables, named_sources
 from undrift.system.atomic import write_bytes
 from undrift.system.validate import a_type
+from undrift.system.warning import warn
 
 FORMAT = "1"
 
@@ -112,12 +113,10 @@ class Posterior(Keeper):
         """Put the network at μ."""
         own = {plain_name(n.removeprefix("net.")): p for n, p in named_learnables(model).items()}
         if self._given is None:
-            warnings.warn(
+            warn(
                 "no posterior= was given: an untrained one is attached, with the source's weights as its mean and "
                 f"{self.fraction:g} of each kernel's variance. For BACS collect one at source training: "
-                "undrift.keep.Moments.",
-                UndriftWarning,
-                stacklevel=2,
+                "undrift.keep.Moments."
             )
         mean, var = _untrained(model, self.fraction) if self._given is None else self._given
         _check_names(own, mean, "the posterior", all_of=False)

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from undrift._errors import OptionError
-from undrift._types import Keeper, named_learnables, named_sources
+from undrift._types import Keeper
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import named_learnables, named_sources
 
 
 class Recovery(Keeper):

@@ -1,12 +1,12 @@
 """Exclude parts of the network from training while their norm layers use the target's statistics (SAR's layer4)."""
 
-import warnings
 from collections.abc import Sequence
 
-from undrift._errors import UndriftWarning
-from undrift._types import Keeper, named_learnables
+from undrift._types import Keeper
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import matching, plain_name
+from undrift.posterior.state import named_learnables
+from undrift.system.warning import warn
 
 
 class Still(Keeper):
@@ -32,9 +32,7 @@ class Still(Keeper):
         for parameter in still:
             parameter.requires_grad_(False)
         if learnables and len(still) == len(learnables):
-            warnings.warn(
+            warn(
                 f"still={self.still} names all that would be trained ({len(still)} tensors), so that nothing changes; "
-                "needed: something to train. Give other names, or none: still=().",
-                UndriftWarning,
-                stacklevel=2,
+                "needed: something to train. Give other names, or none: still=()."
             )

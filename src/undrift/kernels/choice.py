@@ -5,7 +5,6 @@ gets custom operators: for CUDA those that the compiler can inline (`traced`), e
 """
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
@@ -13,10 +12,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from undrift._errors import OptionError, UndriftWarning
+from undrift._errors import OptionError
 from undrift.kernels.layout import FLOATS
 from undrift.kernels.triton.trial import ABSENT, INSTALLED, INTERPRETED, refusal
 from undrift.system.private import dispatch_modes, exporting
+from undrift.system.warning import warn
 
 Path = Literal["plain", "operator", "traced", "cpu", "triton"]
 ENVIRONMENT = "UNDRIFT_NOISE"
@@ -96,11 +96,9 @@ def has_triton() -> bool:
 def _instead(reason: str, why: str, cure: str) -> Path:
     if reason not in _said:
         _said.add(reason)
-        warnings.warn(
+        warn(
             f"noise on CUDA is drawn with PyTorch's own operators, several times slower than by one kernel: {why}. "
             f"Results are the same. {cure}, or set {ENVIRONMENT}=plain to hear no more of it (and compile the network: "
-            "that fuses them).",
-            UndriftWarning,
-            stacklevel=2,
+            "that fuses them)."
         )
     return "plain"

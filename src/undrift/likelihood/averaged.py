@@ -6,10 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from undrift._types import named_learnables
 from undrift.answer.forward import forward
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step
+from undrift.posterior.state import extra_pass, named_learnables
 from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import surely
 
@@ -64,7 +63,7 @@ class Average:
 
 def with_weights(model: Perturbed, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
     """Return the logits of the mean network with other weights, normalised as in a step."""
-    with beside_a_step(model, noisy=False):
+    with extra_pass(model, noisy=False):
         return forward(model, images, weights=weights)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift._types import Refreshing, Step
+from undrift.likelihood.entropy import symmetric_cross_entropies
 from undrift.likelihood.wrap import as_likelihood, one_number
 from undrift.posterior.perturbed import Perturbed
 
@@ -28,7 +29,7 @@ class Consistency:
     Examples:
         >>> import torch
         >>> z = torch.tensor([[2.0, 0.0]])
-        >>> bool(symmetric_cross_entropy(z, z) < symmetric_cross_entropy(z, -z))
+        >>> bool(symmetric_cross_entropies(z, z) < symmetric_cross_entropies(z, -z))
         True
     """
 
@@ -45,7 +46,7 @@ class Consistency:
 
     def __call__(self, logits: Tensor, step: Step) -> Tensor:
         """Return the loss of one batch."""
-        loss = self.weight * symmetric_cross_entropy(logits, step.mean_logits())
+        loss = self.weight * symmetric_cross_entropies(logits, step.mean_logits()).mean()
         return loss if self.base is None else loss + one_number(self.base(logits, step))
 
     def refresh(self, model: Perturbed, batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> None:
@@ -67,9 +68,3 @@ class Consistency:
 
     def __repr__(self) -> str:
         return f"Consistency(weight={self.weight}, base={self.base!r})"
-
-
-def symmetric_cross_entropy(one: Tensor, other: Tensor) -> Tensor:
-    """Return −½ Σ_c (p log q + q log p), a mean over the batch, for two sets of logits."""
-    p, q = one.log_softmax(dim=1), other.log_softmax(dim=1)
-    return -0.5 * (p.exp() * q + q.exp() * p).sum(dim=1).mean()

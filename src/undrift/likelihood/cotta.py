@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import DataError, OptionError, OutputError
-from undrift._types import Step, named_sources
+from undrift._types import Step
 from undrift.answer.views import SAME, VIEWS, ReversibleView
 from undrift.likelihood.augment import Augment
 from undrift.likelihood.averaged import Average, with_weights
 from undrift.likelihood.entropy import cross_entropies, symmetric_cross_entropies
 from undrift.posterior.perturbed import Perturbed
+from undrift.posterior.state import named_sources
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess

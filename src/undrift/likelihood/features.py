@@ -16,11 +16,11 @@ from undrift._types import Batches
 from undrift.likelihood.wrap import check_positions
 from undrift.options import _suggest
 from undrift.posterior.batch import to_device
+from undrift.posterior.kept_statistics import fitting_mean
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import one_of, plain_name
-from undrift.posterior.statistics import fitting_mean
 from undrift.system.private import ConvNd
 
 

@@ -1,23 +1,23 @@
 """G-SFDA: agreement of neighbours under one feature mask per domain (Yang et al. 2021)."""
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._errors import DataError, OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.features import named, watching
 from undrift.likelihood.masks import Masks, attached_masks, masks_of
 from undrift.likelihood.neighbours import Remembering, balance
-from undrift.posterior.added import add
 from undrift.posterior.batch import to_device
+from undrift.posterior.extra_modules import add_extra
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import one_of, plain_name
 from undrift.posterior.state import one_pass
+from undrift.system.warning import warn
 
 
 @dataclass(eq=False, kw_only=True)
@@ -104,13 +104,11 @@ class Gsfda(Remembering):
         """Put untrained masks behind the features, as part of the perturbation."""
         seeded = torch.Generator().manual_seed(int(model.key.seed))
         masks = self.attached = Masks(width, seeded)
-        add(model, self._place(model), masks)
-        warnings.warn(
+        add_extra(model, self._place(model), masks)
+        warn(
             f"{type(model.net).__name__} has no feature masks; G-SFDA needs two that were trained with the source. "
             "Random ones were put on, so this run tests the machinery only. Train it with undrift_bench.zoo.masked "
-            "and undrift_bench.zoo.masked_loss.",
-            UndriftWarning,
-            stacklevel=2,
+            "and undrift_bench.zoo.masked_loss."
         )
         return masks
 

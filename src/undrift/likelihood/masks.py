@@ -11,14 +11,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from undrift.posterior.added import Added, added
+from undrift.posterior.extra_modules import ExtraModule, extra_modules
 from undrift.posterior.perturbed import Perturbed
 
 SHARP = 100.0
 """The scale of masks in use: all but binary."""
 
 
-class Masks(Added):
+class Masks(ExtraModule):
     """Two masks of a network's features, one of which is in use.
 
     Attributes:
@@ -76,4 +76,4 @@ def masks_of(net: nn.Module) -> Masks | None:
 
 def attached_masks(model: Perturbed) -> Masks | None:
     """Return masks that were added by the perturbation, or None; the network's own do not count."""
-    return next((module for module in added(model) if isinstance(module, Masks)), None)
+    return next((module for module in extra_modules(model) if isinstance(module, Masks)), None)

@@ -18,8 +18,8 @@ from undrift._types import Batches, Step
 from undrift.likelihood.banks import Banks
 from undrift.likelihood.features import SeesFeatures, latest, look
 from undrift.posterior.batch import device_of
+from undrift.posterior.kept_statistics import move_statistics
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import move_statistics
 
 
 @dataclass(eq=False, kw_only=True)

@@ -1,7 +1,6 @@
 """Rotation prediction by a second head on shared features (TTT)."""
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from undrift._errors import DataError, OptionError, UndriftWarning
+from undrift._errors import DataError, OptionError
 from undrift._types import Step
 from undrift.likelihood.second_head import TURNS, find_split, rotation_head
 from undrift.posterior.outputs import logits as logits_of
@@ -19,6 +18,7 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.system.randomness import own_generator
 from undrift.system.validate import a_type
+from undrift.system.warning import warn
 
 
 class Rotation(nn.Module):
@@ -120,11 +120,9 @@ class Rotation(nn.Module):
     def _fill(self) -> None:
         """Load the head's file, or warn that it is untrained."""
         if self._file is None:
-            warnings.warn(
+            warn(
                 "no head= was given: an untrained rotation head is attached, which knows nothing of rotations yet. TTT "
-                "trains it with the source network: undrift_bench.train.train_rotation.",
-                UndriftWarning,
-                stacklevel=2,
+                "trains it with the source network: undrift_bench.train.train_rotation."
             )
             return
         from undrift.system.weights_file import fill, read

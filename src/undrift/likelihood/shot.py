@@ -11,8 +11,8 @@ from undrift._errors import OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.features import look
 from undrift.likelihood.information import Information
+from undrift.posterior.kept_statistics import move_statistics
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import move_statistics
 
 
 class Shot:

@@ -148,7 +148,7 @@ class Teacher:
     def _told(self, model: Perturbed, images: Tensor, sides: Sequence[ReversibleView], how: How) -> list[Tensor]:
         """Return the teacher's softmax of each view of a batch; all views are normalised alike."""
         self.teacher.start(model)
-        posterior = self.discerns(model)
+        posterior = self.supports(model)
         told = []
         for number, side in enumerate(sides):
             with self.statistics.answering(model, "again" if number else how) if posterior else nullcontext():
@@ -157,7 +157,7 @@ class Teacher:
 
     # Images that make no step ------------------------------------------------------------------------------------
 
-    def discerns(self, model: Perturbed) -> bool:
+    def supports(self, model: Perturbed) -> bool:
         """Return whether it answers images that make no step, and tells which make none: by a posterior."""
         return self.unattended and self.statistics.start(model)
 
@@ -180,11 +180,15 @@ class Teacher:
         return self._told(model, images, views, "batch" if counted else "kept")
 
     @torch.no_grad()
-    def doubt(self, model: Perturbed, images: Tensor) -> Doubt:
+    def doubt(self, model: Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
         """Return what speaks for images being no sample of their domain.
 
         A batch of one class has statistics that take out what tells it from others: its labels are many, and those of
         views of an image disagree. What was asked for it is kept for the step that follows.
+
+        Args:
+            least: if views disagree on no more than this share of the images, the other signs do not matter, and the
+                pass that they take is saved.
         """
         if images.ndim != 4:
             return Doubt(0.0, 0.0, 0.0, 0.0)
@@ -199,14 +203,14 @@ class Teacher:
             mirrored, shifted = (disagreement(counted[0], seen) for seen in counted[1:])
             place = 1 if mirror_tells(mirrored, shifted) else 2
         few = slice(None, None, -(-len(images) // COMPARED))
-        (kept,) = self._told(model, images[few], [SAME], "kept")
         views = disagreement(counted[0][few], counted[place][few]).mean()
-        labels = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (counted[0][few], kept)])
-        found = [views, self.statistics.away, *entropy_of(labels / len(kept)), *self.statistics.told]
-        # All that the host has to know of these images before a step, in one transfer.
-        numbers = torch.stack([each.to(views) for each in found]).tolist()
-        self.statistics.heard = numbers[4:]
-        return Doubt(*numbers[:4])
+        # All that the host has to know of an ordinary batch before its step, in one transfer.
+        share, counted_entropy, *self.statistics.heard = _numbers(views, _spread(counted[0][few]), self.statistics.told)
+        if share <= least:
+            return Doubt(share, 0.0, counted_entropy, counted_entropy)
+        (kept,) = self._told(model, images[few], [SAME], "kept")
+        kept_entropy, away = _numbers(_spread(kept), self.statistics.away)
+        return Doubt(share, away, counted_entropy, kept_entropy)
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""
@@ -252,6 +256,16 @@ class Teacher:
 
 def _to(target: Tensor, logits: Tensor) -> Tensor:
     return -(target.to(logits.dtype) * logits.log_softmax(1)).sum(1).mean()
+
+
+def _spread(probs: Tensor) -> Tensor:
+    """Return the entropy of the labels of a batch."""
+    return entropy_of(histogram(probs.argmax(1), probs.shape[1])[None] / len(probs))
+
+
+def _numbers(*found: Tensor) -> list[float]:
+    """Return scalars and vectors as numbers, in one transfer from their device."""
+    return torch.cat([each.flatten().to(found[0]) for each in found]).tolist()
 
 
 def _with_prior(model: Perturbed, answer: Tensor) -> Tensor:

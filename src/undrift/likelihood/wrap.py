@@ -1,20 +1,19 @@
 """Turn a callable of the logits, or of logits and step, into a likelihood."""
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError, OutputError, UndriftWarning
+from undrift._errors import OptionError, OutputError
 from undrift._types import Likelihood, Step
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.roles import find_classifier
 from undrift.posterior.select import plain_name
-from undrift.system.callers import callers_level
 from undrift.system.validate import a_type
+from undrift.system.warning import warn
 
 MANY = 16
 """Images that have to answer from 0 to 1 before that looks like a sigmoid's: a few logits may do so by chance."""
@@ -86,7 +85,7 @@ def warn_of_outputs(model: Perturbed, logits: Tensor) -> None:
     if said is None and found.ndim == 2:
         said = _not_its_classifiers(model.net, found.shape[1])
     if said is not None:
-        warnings.warn(said, UndriftWarning, stacklevel=callers_level())
+        warn(said)
 
 
 def _probabilities(found: Tensor) -> str | None:

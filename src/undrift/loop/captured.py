@@ -24,7 +24,7 @@ from undrift._errors import CannotRecord, OptionError
 from undrift._types import Answering, Deploying, Following, Keeper, Watching
 from undrift.likelihood.wrap import OfLogits
 from undrift.loop.cuda_graph import Captured, reason
-from undrift.loop.gradient import Found, Gradient
+from undrift.loop.gradient import Gradient, GradientResult
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.autocast import weights_moved
@@ -32,7 +32,7 @@ from undrift.system.private import copy_all
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it
 Standing = tuple[dict[str, Tensor | None], str, Tensor | None]  # and the tensor that is there
-Computed = tuple[Found, list[Tensor | None]]
+Computed = tuple[GradientResult, list[Tensor | None]]
 
 
 class CapturedGradient(Gradient):
@@ -57,8 +57,8 @@ class CapturedGradient(Gradient):
         places: Tensor | None = None,
         progress: float = 0.0,
         climbed: bool = False,
-    ) -> Found:
-        """Leave the gradient on the learnables, and return what was found (see `Gradient`)."""
+    ) -> GradientResult:
+        """Leave the gradient on the learnables, and return answer and numbers (see `Gradient`)."""
         if places is not None or climbed or not on_gpu(images):
             return self.plain(images, size, places, progress, climbed)
         kind = images.shape, images.dtype, images.device

@@ -20,8 +20,8 @@ from undrift.posterior.batch import images_of
 
 
 @contextmanager
-def again() -> Iterator[Callable[[], None]]:
-    """Give a function that rewinds the global generators to here; at the end they stand where they did before it.
+def rewinding_generators() -> Iterator[Callable[[], None]]:
+    """Give a function that rewinds the global generators to this point; the end of the block undoes the rewinding.
 
     Those are torch's on the CPU, NumPy's and Python's, which a collate function draws from if it has none of its own.
     """

@@ -7,18 +7,18 @@ from torch import Tensor
 
 from undrift._errors import DataError, ProcessLost
 from undrift._types import Keeper, Likelihood, Refreshing
+from undrift.answer.prediction import entropy_and_balance
 from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
-from undrift.loop.begin import EpochPlan
+from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
-from undrift.loop.many_processes import check_alike, draw_alike, start_alike
+from undrift.loop.many_processes import check_in_sync, sync_randomness, sync_start
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
-from undrift.loop.sound_images import SoundImages
-from undrift.loop.spread import spread_of_logits
+from undrift.loop.setup import EpochPlan
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
 from undrift.loop.step_views import StepViews
 from undrift.loop.surveys import Surveys
-from undrift.packs.knowing import state_facts
+from undrift.packs.gather_moments import set_facts
 from undrift.posterior.batch import device_of
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
@@ -32,21 +32,22 @@ class Run:
     """One adaptation, from its first step or from a checkpoint to its verdict.
 
     Args:
-        lent: whether a failure restores the plain network, because the user has no model.
+        from_plain: whether the caller gave a plain network, which a failure restores.
     """
 
     def __init__(
         self,
         model: Perturbed,
-        images: SoundImages,
+        images: FiniteImages,
         likelihood: Likelihood,
         keepers: Sequence[Keeper],
         plan: EpochPlan,
-        lent: bool = False,
+        from_plain: bool = False,
     ) -> None:
-        self.model, self.images, self.likelihood, self.plan, self.lent = model, images, likelihood, plan, lent
+        self.model, self.images, self.likelihood, self.plan = model, images, likelihood, plan
+        self.from_plain = from_plain
         optimiser = optimiser_over_epochs(model, likelihood)
-        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=False, more=spread_of_logits)
+        self.stepper = Stepper(model, likelihood, optimiser, keepers, online=False, more=entropy_and_balance)
         falling, self.steps = model.options.adapt_schedule == "shot", plan.epochs * images.data.steps
         self.schedule = Schedule(optimiser, falling, self.steps)
         self.randomness = Randomness(device_of(model), images.data.generators)
@@ -75,12 +76,12 @@ class Run:
 
     def prepare(self) -> None:
         """Go on from the checkpoint, or survey the source network; everything wrong with the inputs shows here."""
-        if self.plan.checkpoint is not None or ranks.processes() > 1:
+        if self.plan.checkpoint is not None or ranks.world_size() > 1:
             self.identity = resume.identity(self)
-        start_alike(self.model, self.randomness, self.identity)
+        sync_start(self.model, self.randomness, self.identity)
         path = self.plan.checkpoint
         found = None if path is None else checkpoint.read(path, self.identity)
-        ranks.agree("nothing" if found is None else str(found.values), f"a checkpoint at {path}")
+        ranks.require_equal("nothing" if found is None else str(found.values), f"a checkpoint at {path}")
         if found is not None:
             resume.unpack(self, found)
             return
@@ -101,13 +102,13 @@ class Run:
         if not self.finished:
             self._finish()
         self.surveys.settle_views(self._failed)
-        self.surveys.know_domain(self._failed)
+        self.surveys.describe_domain(self._failed)
         self.surveys.settle_helping(self._failed)
         history = self.history()
         # Anew, as what a pack said of itself before is over: the day it was made, too.
         images = self.images.data.size - len(history.bad_images)
-        state_facts(self.model, images=images, verdict=str(history.verdict))
-        history.warn(stacklevel=4)
+        set_facts(self.model, images=images, verdict=str(history.verdict))
+        history.warn()
         return history
 
     def _epoch(self, bar: Bar) -> None:
@@ -195,7 +196,7 @@ class Run:
             with self.randomness.kept():
                 self.likelihood.refresh(self.model, lambda: self.images.everything(self._failed))
         self.step_views.decide(self._failed)
-        draw_alike(self.randomness)
+        sync_randomness(self.randomness)
         if fresh is not None and self.plan.checkpoint is not None and ranks.rank() == 0:
             # A disk that cannot be written to shows before hours of work; but not before the likelihood has shown that
             # it can look at this network: a file from before that would bind the user to a misspelt one.
@@ -205,7 +206,7 @@ class Run:
 
     def _end_epoch(self) -> None:
         epoch = self.epoch + 1
-        check_alike(self.model, f"after epoch {epoch}")
+        check_in_sync(self.model, f"after epoch {epoch}")
         surveyed = self.plan.keep_best or epoch >= self.plan.epochs - 1
         found = self.surveys.look(epoch, self._failed) if surveyed else None
         with uninterrupted():
@@ -233,7 +234,7 @@ class Run:
             self.idle_steps,
             self.model,
             self.surveys.views,
-            ranks.processes(),
+            ranks.world_size(),
             self.sent // max(1, self.sent_steps),
         )
 
@@ -264,6 +265,6 @@ class Run:
         go_on = "With checkpoint=… a run could go on from there."
         if path is not None:
             go_on = f"Call adapt again with checkpoint={str(path)!r} to go on."
-        if self.lent:
+        if self.from_plain:
             return f"The network is as it was before the call. {go_on}"
         return f"The model stands {where} and can be used. {go_on}"

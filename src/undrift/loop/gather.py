@@ -7,18 +7,18 @@ Answers come from the network after its last step, under the statistics that thi
 are the source's. Where a named method has `norm_statistics="batch"`, "train" takes its place.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError, UndriftWarning
+from undrift._errors import OptionError
 from undrift.options import Options
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.private import BatchNorm
 from undrift.system.validate import count_or_none
+from undrift.system.warning import warn
 
 SIZES = 4  # of images, each with a batch of its own that fills
 
@@ -67,8 +67,8 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype
 
 
-def between_steps(options: Options) -> Options:
-    """Return a method's options with norm statistics that are kept between steps, for the answers in between.
+def with_kept_statistics(options: Options) -> Options:
+    """Return a method's options with norm statistics that are kept between steps, for answers without a step.
 
     "train" makes the same steps as "batch".
     """
@@ -113,12 +113,10 @@ def check_gather(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -
 def warn_of_single(model: Perturbed) -> None:
     """Warn if a stream that normalises by the batch gets images one by one."""
     if _by_batch(model, ("batch", "train", None)):
-        warnings.warn(
+        warn(
             "images come one by one, and norm layers of this stream normalise by the batch; needed: some dozens of "
             "images for a step (one alone: 90 % error where the source has 49, a WRN-40-2 on CIFAR-10-C). Give "
-            "stream(…, gather=64): it answers each at once and makes a step every 64. Or give larger batches.",
-            UndriftWarning,
-            stacklevel=3,
+            "stream(…, gather=64): it answers each at once and makes a step every 64. Or give larger batches."
         )
 
 

@@ -16,15 +16,15 @@ from undrift.likelihood import one_number
 from undrift.likelihood.wrap import check_positions, warn_of_outputs
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step, drawing
+from undrift.posterior.state import extra_pass, noise_switched
 from undrift.system import ranks
 from undrift.system.autocast import weights_moved
 
 More = Callable[[Tensor], Sequence[Tensor]]
 
 
-class Found(NamedTuple):
-    """What one gradient found; all of it is still on the device.
+class GradientResult(NamedTuple):
+    """What a gradient returns beside itself; all of it is still on the device.
 
     Attributes:
         answer: mean softmax over the draws, and the mean of its entropy; None where no answer is wanted.
@@ -78,8 +78,8 @@ class Gradient:
         places: Tensor | None = None,
         progress: float = 0.0,
         climbed: bool = False,
-    ) -> Found:
-        """Leave the gradient on the learnables, and return what was found.
+    ) -> GradientResult:
+        """Leave the gradient on the learnables, and return answer and numbers.
 
             mean over draws of likelihood(logits) + kl_term(size) + penalties
 
@@ -90,7 +90,7 @@ class Gradient:
             climbed: whether this is the second gradient of a step with the option `climb`.
         """
         model, key = self.model, self.model.key
-        step = Step(model, images, partial(_beside, model), places, progress, climbed)
+        step = Step(model, images, partial(_extra_logits, model), places, progress, climbed)
         draws = max(1, model.options.train_samples)
         noisy = key.noisy and model.options.train_samples > 0
         answers = list[Tensor]()
@@ -104,14 +104,7 @@ class Gradient:
         try:
             with torch.set_grad_enabled(bool(self.learnables)):
                 for draw in range(draws):
-                    # Statistics move once per batch, however many draws there are; all are normalised alike.
-                    with beside_a_step(model, noisy) if draw or climbed else drawing(key, noisy):
-                        logits = forward(model, images)
-                    key.training = False
-                    check_positions(self.likelihood, logits)
-                    if not self._looked:
-                        self._looked = True
-                        warn_of_outputs(model, logits)
+                    logits = self._draw(images, noisy, extra=draw > 0 or climbed)
                     loss = self.likelihood(logits, step)
                     if loss is not None:
                         asked, loss = True, one_number(loss, logits) / draws
@@ -121,19 +114,30 @@ class Gradient:
                     if self.answers and not climbed:
                         answers += [self._answer(logits.detach()), *self._other_views(images, noisy)]
                 if asked and model.key.share is not None:
-                    ranks.summed([p.grad for p in self.learnables if p.grad is not None])
+                    ranks.sum_over_processes([p.grad for p in self.learnables if p.grad is not None])
                 kl = self._penalties(size) if asked and self.learnables else likelihood.new_zeros(())
         finally:
             key.training = training
         answer = mean_softmax(answers) if answers else None
         if not asked:
-            return Found(answer, None)
+            return GradientResult(answer, None)
         # The norm, not the largest value: Adam keeps squares, and an infinite one would stop its parameter for ever.
         grads = [p.grad for p in self.learnables if p.grad is not None]
         # Of no tensors torch's norm is a zero on the CPU, and to bring that to a GPU is a wait.
         norm = get_total_norm(grads) if grads else likelihood.new_zeros(())
         more = () if self.more is None else self.more(logits.detach())
-        return Found(answer, torch.stack([t.detach().to(likelihood) for t in (likelihood, kl, norm, *more)]))
+        return GradientResult(answer, torch.stack([t.detach().to(likelihood) for t in (likelihood, kl, norm, *more)]))
+
+    def _draw(self, images: Tensor, noisy: bool, extra: bool) -> Tensor:
+        """Return the logits of one draw. Statistics move in the first of a batch only; all are normalised alike."""
+        with extra_pass(self.model, noisy) if extra else noise_switched(self.model.key, noisy):
+            logits = forward(self.model, images)
+        self.model.key.training = False
+        check_positions(self.likelihood, logits)
+        if not self._looked:
+            self._looked = True
+            warn_of_outputs(self.model, logits)
+        return logits
 
     def _answer(self, logits: Tensor) -> Tensor:
         return self.likelihood.answer(logits) if isinstance(self.likelihood, Answering) else logits
@@ -146,7 +150,7 @@ class Gradient:
         others = self.views.of(images)[1:]
         if not others:
             return []
-        with beside_a_step(self.model, noisy):
+        with extra_pass(self.model, noisy):
             return [self._answer(view.answer(forward(self.model, view(images)))) for view in others]
 
     def _penalties(self, size: int | Tensor) -> Tensor:
@@ -158,11 +162,11 @@ class Gradient:
         return kl
 
 
-def _beside(model: Perturbed, images: Tensor) -> Tensor:
+def _extra_logits(model: Perturbed, images: Tensor) -> Tensor:
     """Return logits for a likelihood that needs more images; update no statistics.
 
     A function of the model: as a method it would tie a likelihood that remembers its step to itself, and a stream that
     was stopped in one would keep the network until the garbage collector runs.
     """
-    with beside_a_step(model, model.key.noisy):
+    with extra_pass(model, model.key.noisy):
         return forward(model, images)

@@ -137,17 +137,14 @@ class Guard:
             count = self._classes.shape[1]
             telling = seen >= CLASS_WINDOW * count / 2 and source > LEAST_SOURCE * math.log(count)
             if telling and adapted < LEAST_RATIO * source:
-                found = f"collapsed: the entropy of its classes is {adapted:.2f}, the source network's {source:.2f}"
-                return found, False
+                of = f"about {math.exp(adapted):.1f} classes, the source network's of {math.exp(source):.1f}"
+                return f"collapsed: its answers to the latest images are of {of}", False
         if len(self._less) < LEAST:
             return None, None
         mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
         if mean > MARGIN + ERRORS * error:
-            found = f"{mean:.2f} ± {error:.2f}"
-            return (
-                f"less consistent: views change more than {RATIO:g} times as many labels as the source's, by {found}",
-                False,
-            )
+            often = "another view of an image changes its label more than twice as often as the source network's"
+            return f"less consistent: {often}, by {100 * mean:.0f} ± {100 * error:.0f} % of the images", False
         return None, mean <= MARGIN
 
     def forget(self) -> None:

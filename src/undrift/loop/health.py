@@ -6,7 +6,7 @@ from torch import Tensor
 from undrift.judge.accuracy import Helping
 from undrift.judge.verdict import by_position, some_positions
 from undrift.loop.helped import compare
-from undrift.loop.indexed_loader import even
+from undrift.loop.indexed_loader import avoid_last_single
 from undrift.posterior.perturbed import Perturbed
 
 MOST = 256
@@ -69,6 +69,6 @@ class Health:
             return None
         # Mixed, as those of one class often come together.
         order = torch.randperm(len(self._images), generator=torch.Generator().manual_seed(0))
-        parts = order.to(self._images.device).split(even(self._together, len(order)))
+        parts = order.to(self._images.device).split(avoid_last_single(self._together, len(order)))
         given = by_position(self._probs.float().cpu()[order]).clamp_min(1e-12).log()
         return compare(model, [self._images[part] for part in parts], views, given)

@@ -12,12 +12,12 @@ from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, ReversibleView, SafeViews, combined
 from undrift.judge.accuracy import Helping, helping
 from undrift.judge.verdict import by_position
-from undrift.loop.indexed_loader import even
+from undrift.loop.indexed_loader import avoid_last_single
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.seeds import Key
-from undrift.posterior.state import beside_a_step, keeping_noise, noisy_statistics, one_pass
+from undrift.posterior.state import extra_pass, keeping_noise, noisy_statistics, one_pass
 
 MOST, LEAST = 500, 128
 """Images in the sample: 500 give a standard error of two points."""
@@ -32,7 +32,7 @@ Ask = Callable[[Tensor], Tensor]
 
 
 class Sample:
-    """Images of a domain at even distances, as those of one class often come together.
+    """A sample of a domain's images, evenly spaced, because images of one class often come together.
 
     Args:
         size: images of the domain.
@@ -67,7 +67,7 @@ class Sample:
             return parts
         images = torch.cat(parts)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-        return list(images[order].split(even(self.largest, len(images))))
+        return list(images[order].split(avoid_last_single(self.largest, len(images))))
 
 
 def compare(
@@ -138,7 +138,7 @@ def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
     # A stream answers with the mean network. Noise would cost it answers that were right, as no draws are averaged
     # here; only averages that noisy steps moved fit it no other way, and "train" uses the batch instead.
     kept = model.options.norm_statistics != "train"
-    with keeping_noise(model.key), beside_a_step(model, noisy=kept and noisy_statistics(model)):
+    with keeping_noise(model.key), extra_pass(model, noisy=kept and noisy_statistics(model)):
         yield model
 
 

@@ -8,31 +8,31 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from undrift._errors import DataError
-from undrift.loop.collate_check import again, copied, reorders
+from undrift.loop.collate_check import copied, reorders, rewinding_generators
 from undrift.posterior.batch import KEYS, images_of
-from undrift.system.ranks import part, processes
+from undrift.system.ranks import part, world_size
 
 Pass = Iterator[tuple[Tensor, Tensor]]
 """Places (int64, on the CPU) and images, batch by batch."""
 
 
-def filled(data: Any) -> None:
+def require_images(data: Any) -> None:
     """Raise if there is no image."""
     if len(data) == 0:
         raise DataError("unlabelled has no images; adapt needs some. Check the folder or the filter it was made from.")
 
 
-def even(batch_size: int, size: int) -> int:
-    """Return the batch size, or the next one without a last batch of one: one image has no batch statistics."""
+def avoid_last_single(batch_size: int, size: int) -> int:
+    """Return the batch size, or the next larger one that leaves no single image: it has no batch statistics."""
     while size > 1 and batch_size > 1 and size % batch_size == 1:
         batch_size += 1
     return batch_size
 
 
-def mixed(places: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Return the places batch by batch, in a mixed order that is always the same."""
+def mixed_batches(places: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Return the places batch by batch, in a shuffled order that is always the same."""
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0)).tolist()
-    step = even(batch_size, len(places))
+    step = avoid_last_single(batch_size, len(places))
     return [[places[i] for i in order[at : at + step]] for at in range(0, len(order), step)]
 
 
@@ -50,7 +50,7 @@ class OfLoader:
         sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
         subset = getattr(sampler, "indices", None)
         dataset: Any = loader.dataset
-        filled(dataset)
+        require_images(dataset)
         places = range(len(dataset)) if subset is None else sorted({int(i) for i in subset})
         self.size, self.aligned, self.strict = len(places), True, strict
         self.doubts: list[str] = []
@@ -73,7 +73,7 @@ class OfLoader:
         batches: Any = loader.batch_sampler
         self._batches = batches
         self._generator = loader.generator
-        self._chunks = mixed(places, loader.batch_size or getattr(batches, "batch_size", None) or 64)
+        self._chunks = mixed_batches(places, loader.batch_size or getattr(batches, "batch_size", None) or 64)
         try:
             self.steps = len(batches)
         except TypeError:
@@ -89,7 +89,7 @@ class OfLoader:
         yield from self._loader(self._chunks, torch.Generator().manual_seed(0))
 
     def _loader(self, batches: Any, generator: torch.Generator | None) -> Pass:
-        parts: Any = batches if processes() == 1 else _Parts(batches)
+        parts: Any = batches if world_size() == 1 else _Parts(batches)
         loader: DataLoader[Any] = DataLoader(**self._settings, batch_sampler=parts, generator=generator)
         at = 0
         for places, item, found in loader:
@@ -120,7 +120,7 @@ class OfLoader:
 
 
 class _Parts:
-    """This process's part of each batch of a sampler, which draws the whole order before the first is loaded.
+    """This process's part of each batch of a sampler; the whole order is drawn before the first batch is loaded.
 
     What an augmentation draws while images load differs between processes; their order may not.
     """
@@ -172,7 +172,7 @@ class _Collate:
             return torch.empty(0, dtype=torch.int64), None, None
         places, samples = [place for place, _ in items], [sample for _, sample in items]
         there = [at for at, sample in enumerate(samples) if _image(sample) is not None]
-        with again() as repeat:
+        with rewinding_generators() as repeat:
             kept = [copied(samples[at]) for at in there] if self.watched else []
             batch = self.collate(samples)
             try:

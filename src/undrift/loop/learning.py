@@ -2,34 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from undrift._types import Deploying, Discerning
+from undrift._types import Deploying, SelfPaced
 from undrift.answer.average import average_finite
 from undrift.answer.forward import forward
 from undrift.answer.prediction import Prediction
 from undrift.answer.temperature import logits_once
 from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
-from undrift.loop.gather import Gather, check_gather
+from undrift.loop.gather import Gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import Pacing, fewer_classes, of_few_classes
+from undrift.loop.pacing import DOUBT, Pacing, fewer_classes
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import one_pass, quiet_statistics
-
-
-def gather_of(gather: Any, balanced: Any, model: Perturbed, episodic: bool) -> Gather | BalancedGather | None:
-    """Return what gathers images for the steps of a stream; None where each batch makes its own."""
-    least = check_gather(gather, balanced, model, episodic)
-    if least is None:
-        return None
-    return BalancedGather(least) if balanced else Gather(least)
 
 
 class Learning:
@@ -66,7 +57,7 @@ class Learning:
 
     @contextmanager
     def answering(self) -> Iterator[Perturbed]:
-        """Give the model with the weights that answer: CoTTA's teacher's; of all other methods its own."""
+        """Give the model with the weights that answer: CoTTA's teacher's, else its own."""
         likelihood = self.online.likelihood
         with likelihood.deployed(self.model) if isinstance(likelihood, Deploying) else nullcontext():
             yield self.model
@@ -86,7 +77,7 @@ class Learning:
     def views_alone(self, images: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
         """Return the network's probabilities for images and for a view of them, each by itself."""
         likelihood = self.online.likelihood
-        if isinstance(likelihood, Discerning) and likelihood.discerns(self.model):
+        if isinstance(likelihood, SelfPaced) and likelihood.supports(self.model):
             one, other = likelihood.each_alone(self.model, images, [SAME, view], counted=not self.runs)
             return one, other
         with self.answering(), one_pass(self.model), torch.no_grad():
@@ -96,17 +87,17 @@ class Learning:
     def _paced(self, pacing: Pacing, images: Tensor, sound: Tensor | None) -> Prediction:
         """Learn from a batch at once, with others, or through a balanced memory, and return its answer."""
         likelihood = self.online.likelihood
-        assert isinstance(likelihood, Discerning), "pacing is for likelihoods that can tell"
+        assert isinstance(likelihood, SelfPaced), "pacing is for likelihoods that can tell"
         if pacing.maps is None:
             # Of all images: an error then shows the user's batch.
             pacing.maps = likelihood.answer_alone(self.model, images, counted=False).ndim != 2
         if pacing.maps or pacing.whole(images):
-            if pacing.maps or pacing.sample(likelihood.doubt(self.model, images)):
+            if pacing.maps or pacing.sample(likelihood.doubt(self.model, images, DOUBT)):
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
-            gathered, probs = images, self._in_run(likelihood, images)
-            classes = probs.argmax(1)
+            gathered = images
+            found = probs = self._in_run(likelihood, images)
         else:
             probs = (
                 self._in_run(likelihood, images)
@@ -118,33 +109,28 @@ class Learning:
                 pacing.gather.keep(images)
                 return Prediction.of(probs, None, sound)
             pacing.gather.forget(images)
-            if pacing.sample(likelihood.doubt(self.model, enough)):
+            if pacing.sample(likelihood.doubt(self.model, enough, DOUBT)):
                 self._steps_of(pacing, enough, images, None)
                 return Prediction.of(probs, None, sound)
-            gathered, classes = enough, likelihood.answer_alone(self.model, enough, counted=False).argmax(1)
+            gathered, found = enough, likelihood.answer_alone(self.model, enough, counted=False)
 
-        def step(full: Tensor, new: int) -> bool:
-            # Where predictions are poor, a memory of one run looks balanced and is not.
-            wait = of_few_classes(likelihood.doubt(self.model, full))
-            return wait or self._steps_of(pacing, full, images, new)
-
-        pacing.remember(gathered, classes, step)
+        pacing.remember(gathered, found, lambda full, new: self._steps_of(pacing, full, images, new))
         return Prediction.of(probs, None, sound)
 
-    def _in_run(self, likelihood: Discerning, images: Tensor) -> Tensor:
+    def _in_run(self, likelihood: SelfPaced, images: Tensor) -> Tensor:
         """Return probabilities for images whose classes come in runs: the source network's have a say, too."""
         own = likelihood.answer_alone(self.model, images, counted=False)
         return fewer_classes([self.source(images), own])
 
-    def _note_domain(self, likelihood: Discerning) -> None:
+    def _note_domain(self, likelihood: SelfPaced) -> None:
         if likelihood.new_domain:
             likelihood.new_domain = False
-            why = "in half of the norm layers, statistics of the images before are worth few images now"
+            why = "these images do not fit the norm statistics of those before"
             self.online.report.event("domain changed", why)
 
     def _steps_of(self, pacing: Pacing, gathered: Tensor, images: Tensor, new: int | None) -> bool:
         sane = self._steps_on(pacing, gathered, images, new)
-        assert isinstance(self.online.likelihood, Discerning), "pacing is for likelihoods that can tell"
+        assert isinstance(self.online.likelihood, SelfPaced), "pacing is for likelihoods that can tell"
         self._note_domain(self.online.likelihood)
         return sane
 
@@ -162,7 +148,7 @@ class Learning:
         if enough is not None:
             self._steps_on(gather, enough, images)
             gather.forget(images)
-        prediction = self._between_steps(images, sound)
+        prediction = self._answer(images, sound)
         if enough is None:
             gather.keep(images)  # once it is answered: what raises is nothing to learn from
         return prediction
@@ -177,11 +163,11 @@ class Learning:
             if full.ready:
                 assert full.images is not None
                 sane = self._steps_on(gather, full.images, images, full.new)
-                prediction = self._between_steps(images, sound)
+                prediction = self._answer(images, sound)
                 # What made no sound step would be there at the next one, too.
                 gather.learned(images, full) if sane else gather.forget(images)
                 return prediction
-        prediction = self._between_steps(images, sound)
+        prediction = self._answer(images, sound)
         gather.put(images, memory.added(images, prediction.label if sound is None else prediction.label[sound]))
         return prediction
 
@@ -204,7 +190,7 @@ class Learning:
         asked = report.missed == missed or report.missed_at[-1][1] == NOTHING_ASKED
         return asked and not was_reset
 
-    def _between_steps(self, images: Tensor, sound: Tensor | None) -> Prediction:
+    def _answer(self, images: Tensor, sound: Tensor | None) -> Prediction:
         """Return the answer of the network as its last step left it."""
         options = self.model.options
         draws = answering_draws(options, self.answer)
@@ -214,8 +200,8 @@ class Learning:
             return average_finite(self.model, images, sound, draws, views=self.online.views.of(images))
 
     def _steps(self, images: Tensor, new: int | None = None) -> tuple[tuple[Tensor, Tensor], bool]:
-        """Return what the first step's own pass found, and whether the start state was put back after the last one."""
+        """Make the steps of a batch; return the first one's answer, and whether the start state was restored."""
         before = self.online.step(images, new)
         for _ in range(1, self.model.options.stream_steps):
             self.online.step(images)
-        return before, self.online.watch()
+        return before, self.online.reset_if_broken()

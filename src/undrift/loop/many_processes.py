@@ -16,9 +16,9 @@ from undrift.system.private import BatchNorm
 from undrift.system.randomness import Randomness
 
 
-def refuse_undivided(model: Perturbed, likelihood: Likelihood, keepers: Sequence[Keeper]) -> None:
-    """Raise where several processes would not do together what one does alone."""
-    if ranks.processes() == 1:
+def refuse_indivisible(model: Perturbed, likelihood: Likelihood, keepers: Sequence[Keeper]) -> None:
+    """Raise if several processes would not compute what one process does."""
+    if ranks.world_size() == 1:
         return
     name = getattr(likelihood, "__name__", type(likelihood).__name__)
     unchecked = [type(keeper).__name__ for keeper in keepers if not getattr(keeper, "divisible", False)]
@@ -36,7 +36,7 @@ def refuse_undivided(model: Perturbed, likelihood: Likelihood, keepers: Sequence
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
         raise OptionError(
-            f"{ranks.processes()} processes adapt this network together, and {'; '.join(found)}; needed: entropy, "
+            f"{ranks.world_size()} processes adapt this network together, and {'; '.join(found)}; needed: entropy, "
             "Information, Shot, Nrc, Aad or a loss of the logits alone, on a network as it was written. Take the "
             "method undrift, shot, nrc, aad, tent or vmp, or start one process."
         )
@@ -46,24 +46,24 @@ def _sharded(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, "device_mesh")
 
 
-def start_alike(model: Perturbed, randomness: Randomness, identity: dict[str, Any]) -> None:
-    """Check that all processes are of one run, and give them the first one's state and random numbers."""
-    if ranks.processes() > 1:
-        ranks.agree(json.dumps(identity), "options, images or network")
-        ranks.from_first(list(adapted(model).values()))
-        draw_alike(randomness)
+def sync_start(model: Perturbed, randomness: Randomness, identity: dict[str, Any]) -> None:
+    """Check that all processes belong to one run, and copy the first one's state and random numbers to all."""
+    if ranks.world_size() > 1:
+        ranks.require_equal(json.dumps(identity), "options, images or network")
+        ranks.broadcast(list(adapted(model).values()))
+        sync_randomness(randomness)
 
 
-def draw_alike(randomness: Randomness) -> None:
-    """Give all processes the first one's random state: augmentations that ran in each have drawn differently."""
-    if ranks.processes() > 1:
+def sync_randomness(randomness: Randomness) -> None:
+    """Copy the first process's random state to all: augmentations have drawn differently in each."""
+    if ranks.world_size() > 1:
         state = randomness.state()
-        ranks.from_first(list(state.values()))
+        ranks.broadcast(list(state.values()))
         randomness.put(state)
 
 
-def check_alike(model: nn.Module, when: str) -> None:
-    """Raise where the processes' networks have come to differ, which unlike machines could cause."""
-    if ranks.processes() > 1 and isinstance(model, Perturbed):
+def check_in_sync(model: nn.Module, when: str) -> None:
+    """Raise if the processes' networks have drifted apart, as on unlike machines."""
+    if ranks.world_size() > 1 and isinstance(model, Perturbed):
         sums = {name: float(tensor.detach().double().sum()) for name, tensor in adapted(model).items()}
-        ranks.agree(json.dumps(sums), f"weights {when}")
+        ranks.require_equal(json.dumps(sums), f"weights {when}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from undrift.posterior.joined import trained_means
+from undrift.posterior.kl_parts import trained_means
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import fill_likelihood, keeping_step, likelihood_state
 

@@ -19,7 +19,7 @@ from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import beside_a_step, fill_likelihood, likelihood_state, moving_by, restore, snapshot
+from undrift.posterior.state import extra_pass, fill_likelihood, likelihood_state, norm_momentum, restore, snapshot
 from undrift.system.autocast import weights_moved
 from undrift.system.private import exp_all
 
@@ -84,17 +84,17 @@ class OnlineSteps:
             for why in step.resets:
                 self.report.reset(why)
 
-        with moving_by(self.model, self.model.options.stream_norm_momentum):
+        with norm_momentum(self.model, self.model.options.stream_norm_momentum):
             answer = self.stepper.step(images, seen, self.stepper.mark(), count).answer
         assert answer is not None, "the passes of a stream's step are answers"
         return answer
 
     def _mean_logits(self, images: Tensor) -> Tensor:
-        with beside_a_step(self.model, noisy=False):
+        with extra_pass(self.model, noisy=False):
             return forward(self.model, images)
 
-    def watch(self) -> bool:
-        """Put the start state back if the present one is not finite; return whether it did."""
+    def reset_if_broken(self) -> bool:
+        """Restore the start state if the present one is not finite; return whether it did."""
         groups = self.optimiser.param_groups
         values = [p for g in groups if "log_var" not in g["name"] for p in g["params"]]
         log_vars = [p for g in groups if "log_var" in g["name"] for p in g["params"]]
@@ -110,14 +110,14 @@ class OnlineSteps:
         return True
 
     def start_again(self, why: str) -> None:
-        """Put the start state back, with new noise, which need not go wrong again."""
+        """Restore the start state, but with new noise: the same might fail again."""
         step = self.model.key.step.clone()
         self.reset()
         self.model.key.step.copy_(step)
         self.report.reset(why)
 
     def reset(self) -> None:
-        """Put the start state back: learnables, norm state, noise, optimiser, likelihood and keepers."""
+        """Restore the start state: learnables, norm state, noise, optimiser, likelihood and keepers."""
         restore(self.model, self._start)
         weights_moved()
         self.optimiser.state.clear()
@@ -127,7 +127,7 @@ class OnlineSteps:
             keeper.reset()
 
     def learned(self) -> dict[str, Any]:
-        """Return what was learned so far, in main memory: another domain's may take its place."""
+        """Return what was learned so far, as copies in main memory."""
         return _on_cpu(
             {
                 "model": snapshot(self.model),
@@ -139,7 +139,7 @@ class OnlineSteps:
         )
 
     def go_on_from(self, learned: Mapping[str, Any]) -> None:
-        """Put back what `learned` gave; the noise goes on."""
+        """Restore what `learned` returned; the noise goes on."""
         self.stepper.gradient.forget()  # keepers and likelihood may hold new tensors after this
         noise = {name: getattr(self.model.key, name.partition(".")[2]).clone() for name in ("key.seed", "key.step")}
         restore(self.model, learned["model"] | noise)

@@ -84,7 +84,7 @@ def _deviation(weight: Tensor) -> float:
 
 
 def _rounded(unit: float) -> float:
-    """Return the next power of two, 1 for 0: few weights then need a group of their own."""
+    """Return the next power of two, 1 for 0, so that weights share few groups."""
     return 2.0 ** round(math.log2(unit)) if unit > 0 else 1.0
 
 

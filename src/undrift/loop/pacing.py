@@ -3,13 +3,14 @@
 - A batch of 64 images or more is a step; smaller ones wait until they are 64. In segmentation an image has many
   answers, and every batch is a step.
 - A batch with few classes is not a sample of the domain: its classes come in runs. It is answered with its own
-  statistics in the first norm layers only, and by the source network. It goes to a memory that is balanced over
-  predicted classes, on which steps are taken.
+  statistics in the first norm layers only, and by the source network. Its images of the most frequent class go to a
+  memory that is balanced over predicted classes. Steps are taken on it while it holds four classes or more.
 
 The report records when each of the two begins and ends.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ DOUBT, AWAY, FEWER = 0.15, 0.3, 0.8
 All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree; to a network of few norm
 layers its means are far away; and a network may answer it with few classes."""
 
+VARIED = 4
+"""Classes that a memory needs for a step; of a network that knows fewer than eight, half of them.
+
+A run that is longer than the memory looks back leaves one there, and class and domain are then the same."""
+
 FEW = 3.0
 """How much an answer that names few classes counts in a run: a nat of entropy less is worth e³ (`fewer_classes`)."""
 
@@ -51,11 +57,6 @@ def misleading(doubt: Doubt, runs: bool = False) -> bool:
     enough = 0.5 if runs else 1.0
     few = doubt.kept < (1 - enough * (1 - FEWER)) * doubt.counted
     return few and doubt.views > DOUBT and doubt.away > enough * AWAY
-
-
-def of_few_classes(doubt: Doubt) -> bool:
-    """Return whether images that were chosen to have many labels are of few classes all the same."""
-    return doubt.views > DOUBT and doubt.away > 0.5 * AWAY
 
 
 def fewer_classes(answers: Sequence[Tensor]) -> Tensor:
@@ -103,16 +104,16 @@ class Pacing:
             self._calm += 1
             if self._runs and self._calm >= CALM:
                 self._runs = False
-                self.report.event("balanced off", f"{CALM} steps in a row were on samples of the domain")
+                self.report.event("balanced off", f"classes are mixed again, in {CALM} steps in a row")
             return True
         self._calm = 0
         if not self._runs:
             self._runs = True
+            few, many = math.exp(doubt.kept), math.exp(doubt.counted)
             self.report.event(
                 "balanced on",
-                f"with these images' own statistics another view changes the label of {doubt.views:.0%} of them, and "
-                f"their labels are those of {math.exp(doubt.counted):.1f} classes in equal parts; without them in the "
-                f"last norm layers, {math.exp(doubt.kept):.1f}: classes come in runs",
+                f"classes come in runs: these images are of about {few:.1f} classes. By their own norm statistics they "
+                f"would be of {many:.1f}, but then another view changes the label of {doubt.views:.0%} of them",
             )
         return False
 
@@ -126,14 +127,21 @@ class Pacing:
         self.gather.forget(images)
         self.balanced.forget(images)
 
-    def remember(self, images: Tensor, classes: Tensor, step: Callable[[Tensor, int], bool]) -> None:
-        """Put images into the balanced memory, and make the step that is due.
+    def remember(self, images: Tensor, probs: Tensor, step: Callable[[Tensor, int], bool]) -> None:
+        """Put images of a run into the balanced memory, and make the step that is due.
+
+        Only those of the most frequent class go there. In a run, the others are mostly mistakes, and a memory with
+        equally many images of each class would soon hold little else.
 
         Args:
-            step: makes a step on images, so many of them new, or none yet; returns whether they may stay.
+            probs: the answers to the images.
+            step: makes a step on images, so many of them new; returns whether they may stay.
         """
-        memory = self.balanced.of(images).added(images, classes)
-        if not memory.ready:
+        labels = probs.argmax(1).cpu()
+        others = labels != labels.mode().values
+        memory = self.balanced.of(images).added(images, labels.masked_fill(others, -1))
+        most = max(1 / VARIED, 2 / probs.shape[1])
+        if not (memory.ready and max(Counter(memory.classes).values()) <= most * len(memory.classes)):
             self.balanced.put(images, memory)
             return
         assert memory.images is not None, "a memory that is ready holds images"

@@ -12,12 +12,12 @@ from torch import Tensor
 from undrift._types import Following, Keeper, Likelihood
 from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
-from undrift.loop.gradient import Found, Gradient, More
+from undrift.loop.gradient import Gradient, GradientResult, More
 from undrift.loop.means import pull, turn_to_gradient
 from undrift.loop.optimise import climbed, learnables, slowed
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import filled_in
+from undrift.posterior.state import forget_noise_seen
 from undrift.system.autocast import weights_moved
 from undrift.system.interrupts import uninterrupted
 
@@ -107,12 +107,12 @@ class Stepper:
         counted = False
         self.gradient.keep()
         try:
-            result = self._look(images, size, places, progress)
+            result = self._compute_gradient(images, size, places, progress)
             if result.why_not not in (None, NOTHING_ASKED):
                 self._undo(mark)
             with uninterrupted():
                 if result.why_not is None and result.numbers is not None:
-                    result = replace(result, resets=self._move(result.numbers[0], len(images), size))
+                    result = replace(result, resets=self._apply_gradient(result.numbers[0], len(images), size))
                 count(result)
                 counted = True
         finally:
@@ -121,7 +121,7 @@ class Stepper:
                 self._undo(mark)
         return result
 
-    def _look(self, images: Tensor, size: int, places: Tensor | None, progress: float) -> StepResult:
+    def _compute_gradient(self, images: Tensor, size: int, places: Tensor | None, progress: float) -> StepResult:
         """Leave the step's gradient on the learnables; return its answer, its numbers, and whether to make it."""
         if self._unturned:
             self._unturned = False
@@ -134,7 +134,7 @@ class Stepper:
         numbers = _read(first if last.numbers is None else last)
         return StepResult(first.answer, numbers, NOTHING_ASKED if last.numbers is None else _why_not(numbers))
 
-    def _move(self, likelihood: float, images: int, size: int) -> tuple[str, ...]:
+    def _apply_gradient(self, likelihood: float, images: int, size: int) -> tuple[str, ...]:
         """Make the step that the gradients ask for; return why keepers put the network back, where they did."""
         for keeper in self.keepers:
             keeper.gradients(self.model)
@@ -172,12 +172,12 @@ class StepMark:
         """Go back to the mark."""
         for layer, buffers in self._statistics:
             layer._buffers.update(buffers)
-        filled_in(self.model)
+        forget_noise_seen(self.model)
         if self._step is not None:
             self.model.key.step.copy_(self._step)
 
 
-def _read(found: Found) -> tuple[float, ...] | None:
+def _read(found: GradientResult) -> tuple[float, ...] | None:
     """Return the numbers: one transfer a step, as each is a wait for a GPU."""
     return None if found.numbers is None else tuple(found.numbers.tolist())
 

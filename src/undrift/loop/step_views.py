@@ -1,10 +1,10 @@
-"""Let steps over epochs see each image from another side in every epoch, where no label changes under it."""
+"""Draw a new view of each image in every epoch of `adapt`, among views that change no label."""
 
 import torch
 from torch import Tensor
 
 from undrift.answer.views import AUTO, drawn_views
-from undrift.loop.sound_images import Failed, SoundImages
+from undrift.loop.finite_images import Failed, FiniteImages
 from undrift.loop.surveys import Surveys
 from undrift.posterior.perturbed import Perturbed
 
@@ -19,7 +19,7 @@ class StepViews:
         names: of the views; None before they are decided.
     """
 
-    def __init__(self, model: Perturbed, images: SoundImages, surveys: Surveys) -> None:
+    def __init__(self, model: Perturbed, images: FiniteImages, surveys: Surveys) -> None:
         self.model, self.images, self.surveys = model, images, surveys
         self.names: tuple[str, ...] | None = None
         self._epoch, self._chances = -1, torch.empty(0)

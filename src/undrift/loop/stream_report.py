@@ -14,6 +14,7 @@ def _latest() -> "deque[Any]":
 EventKind = Literal[
     "domain changed", "gather on", "balanced on", "balanced off", "went back", "source answers", "learning again"
 ]
+CHANGED: EventKind = "domain changed"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class StreamReport:
         missed_at: places of these batches, with reasons.
         resets: how often the stream's start state was put back because the present one was no longer sound.
         resets_at: places of these batches, with reasons.
+        counts: how often each kind of event happened.
     """
 
     batches: int = 0
@@ -59,15 +61,20 @@ class StreamReport:
     missed_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
     resets: int = 0
     resets_at: "deque[tuple[int, str]]" = field(default_factory=_latest)
+    counts: dict[str, int] = field(default_factory=dict)
     _events: "deque[StreamEvent]" = field(default_factory=_latest)
 
     @property
     def events(self) -> tuple[StreamEvent, ...]:
-        """What the stream noticed and decided by itself, the latest 1,000."""
+        """What the stream noticed and decided by itself, the latest 1,000; a change of domain is forgotten first."""
         return tuple(self._events)
 
     def event(self, kind: EventKind, why: str) -> None:
         """Note what happened in the current batch."""
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if len(self._events) == REMEMBERED:  # domains may change a thousand times since the guard acted
+            oldest = next((place for place, event in enumerate(self._events) if event.kind == CHANGED), 0)
+            del self._events[oldest]
         self._events.append(StreamEvent(self.images, kind, why))
 
     def miss(self, why: str) -> None:
@@ -88,9 +95,10 @@ class StreamReport:
             text += f"; {_many(self.missed, 'batch')} without a step: {_named(self.missed_at)}"
         if self.resets:
             text += f"; {_many(self.resets, 'reset')}, at batch {_named(self.resets_at)}"
-        if acted := [event for event in self._events if event.kind != "domain changed"]:
-            text += f"; {_many(len(acted), 'decision')}: "
-            text += ("… " if len(acted) > 3 else "") + ", ".join(f"{e.kind} at image {e.images:,}" for e in acted[-3:])
+        last = {event.kind: event.images for event in self._events}
+        for kind, count in self.counts.items():
+            often = "once, at" if count == 1 else f"{count:,} times, last at"
+            text += f"; {kind} {often} image {last[kind]:,}" if kind in last else f"; {kind} {count:,} times"
         return text
 
     __repr__ = __str__  # what a notebook shows
@@ -107,6 +115,8 @@ class StreamReport:
             value = state[f.name.lstrip("_")]
             if f.name == "_events":
                 value = deque((StreamEvent(*event) for event in value), maxlen=REMEMBERED)
+            elif isinstance(old, dict):
+                value = dict(value)
             elif isinstance(old, deque):
                 value = deque((tuple(v) if isinstance(v, list) else v for v in value), maxlen=REMEMBERED)
             setattr(self, f.name, value)

@@ -11,31 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from undrift._errors import PerturbationMismatch
+from undrift._types import SelfPaced
 from undrift.answer.forward import blank_logits, finite_rows
-from undrift.answer.prediction import Prediction
+from undrift.answer.prediction import Prediction, entropy_and_balance_of
 from undrift.judge.accuracy import Helping
-from undrift.judge.page.asking import source_answer
+from undrift.judge.page.compare import source_answer
 from undrift.judge.page.document import write
 from undrift.judge.page.pages import of_stream
 from undrift.judge.page.recording import Recording
 from undrift.loop.balanced import BalancedGather
-from undrift.loop.begin import refuse_off
 from undrift.loop.gather import Gather, warn_of_single
 from undrift.loop.guard import Guard
 from undrift.loop.health import Health
 from undrift.loop.learning import Learning
 from undrift.loop.online import OnlineSteps
 from undrift.loop.pacing import Pacing
-from undrift.loop.spread import spread_of
+from undrift.loop.setup import BatchPlan, refuse_off
 from undrift.loop.stream_report import StreamReport
 from undrift.loop.switching import Switching
-from undrift.options import Answer
 from undrift.packs.file import save
 from undrift.posterior.batch import device_of, images_of, to_device
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.system.progress import Bar
 
 FIRST_COMPARED, COMPARED_EVERY = 8, 8
@@ -61,31 +60,30 @@ class Stream(Iterator[Prediction]):
         self,
         online: OnlineSteps,
         batches: Iterator[Any],
-        answer: Answer,
-        episodic: bool,
-        gather: Gather | BalancedGather | None,
+        plan: BatchPlan,
         bar: Bar | None,
         watched: ExitStack,
-        switching: Switching | None = None,
-        *,
-        pacing: Pacing | None = None,
-        guarded: bool = False,
     ) -> None:
-        self.online, self.model, self.answer, self.episodic, self.bar = online, online.model, answer, episodic, bar
-        self.gather = gather
-        self.pacing = pacing
-        self._learning = Learning(online, answer, gather, pacing)
+        self.online, self.model, self.bar = online, online.model, bar
+        self._shown = ExitStack()
+        self.answer, self.episodic, self.gather = plan.answer, plan.episodic, plan.gather
+        self.switching = None if plan.packs is None else Switching(online, plan.packs)
+        likelihood = online.likelihood
+        self_paced = likelihood if isinstance(likelihood, SelfPaced) and not plan.episodic else None
+        by_itself = self_paced is not None and self_paced.supports(self.model)
+        as_asked = plan.gather is not None or self.model.options.stream_split is not None
+        self.pacing = Pacing(online.report) if by_itself and not as_asked else None
+        self._learning = Learning(online, plan.answer, plan.gather, self.pacing)
+        guarded = self_paced is not None and self_paced.unattended if plan.guard is None else plan.guard
         self.guard = Guard(self._learning) if guarded else None
         self._health = Health()
         self._numbers = online.latest  # of the last batch with a finite image, as is its answer
         self._answered: Prediction | None = None
         self._single = 0  # batches of one image in a row
         self._batches = batches
-        self._shown = ExitStack()
-        self._watched = watched
-        self.switching = switching
         self.recording: Recording | None = None
         self._names: Callable[[], Sequence[str]] | None = None
+        self._watched = watched.pop_all()  # what is attached for the likelihood; the caller closes it after an error
 
     @property
     def report(self) -> StreamReport:
@@ -110,7 +108,7 @@ class Stream(Iterator[Prediction]):
 
         The balance is the entropy of the predicted classes over log C. Reading this waits for a GPU.
         """
-        entropy, balance = (math.nan, math.nan) if self._answered is None else spread_of(self._answered)
+        entropy, balance = (math.nan, math.nan) if self._answered is None else entropy_and_balance_of(self._answered)
         return self._numbers | {"entropy": entropy, "balance": balance}
 
     def __next__(self) -> Prediction:
@@ -137,11 +135,14 @@ class Stream(Iterator[Prediction]):
         done = self.report.batches
         # At the 1st, 2nd, 4th, 8th… batch: looking waits for a GPU, and σ grows slowly.
         if self.answer == "samples" and not self.model.options.test_samples and not done & (done - 1):
-            warn_of_mean(self.model, stacklevel=3)
+            warn_of_mean(self.model)
         if self.bar is not None:
             if self.report.batches == 1:
                 self._shown.enter_context(self.bar)
-            self.bar.advance(**self.latest)
+            self.bar.say(self._doing)
+            latest = self.latest
+            shown = {name: latest[name] for name in ("loss", "entropy", "balance")}
+            self.bar.advance(images=f"{self.report.images:,}", steps=f"{self.report.steps:,}", **shown)
         return prediction
 
     def close(self) -> None:
@@ -192,29 +193,7 @@ class Stream(Iterator[Prediction]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, learning rate included; this stream's batches are those still to come."""
         with turn(self.model):
-            before, now = _how(state.get("gather"), state.get("balanced", False)), _how_of(self.gather)
-            if before != now:
-                raise PerturbationMismatch(
-                    f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
-                    "Start it as that one was, or start a new stream."
-                )
-            kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
-            if missing := kept - state.keys():
-                raise PerturbationMismatch(
-                    f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
-                    "that, or start a new stream."
-                )
-            if (self.switching is None) is ("switching" in state):
-                raise PerturbationMismatch(
-                    f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
-                    "resumes as it was. Start it as that one was, or start a new stream."
-                )
-            for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
-                if now_on and part not in state:
-                    raise PerturbationMismatch(
-                        f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
-                        "Start it as that one was, or start a new stream."
-                    )
+            self._refuse_other(state)
             self.online.load_state_dict(state)
             if self.pacing is not None:
                 self.pacing.load(state["pacing"], device_of(self.model))
@@ -228,6 +207,12 @@ class Stream(Iterator[Prediction]):
                 self.recording.load_state_dict(state["recording"])
             if self.report.images:  # a stream that was stopped at its end has no next batch
                 self._state_facts()
+
+    @property
+    def _doing(self) -> str:
+        if self.guard is not None and self.guard.resting:
+            return "stream (the source answers)"
+        return "stream (classes in runs)" if self._learning.runs else "stream"
 
     def _state_facts(self) -> None:
         self.model.facts = {"images": self.report.images - self.report.skipped}
@@ -318,11 +303,37 @@ class Stream(Iterator[Prediction]):
             self.report.skipped_at.extend(self.report.images + place + found for found in skipped)
         return prediction
 
+    def _refuse_other(self, state: Mapping[str, Any]) -> None:
+        """Raise unless the state is of a stream that gathers, switches, paces and guards as this one does."""
+        before, now = _gathering(state.get("gather"), state.get("balanced", False)), _gathering_of(self.gather)
+        if before != now:
+            raise PerturbationMismatch(
+                f"the state is of a stream with {before}, and this one has {now}; a stream resumes with the same. "
+                "Start it as that one was, or start a new stream."
+            )
+        kept = {"memories" if state.get("balanced") else "waiting"} if self.gather is not None else set()
+        if missing := kept - state.keys():
+            raise PerturbationMismatch(
+                f"the state has no {missing.pop()}; a stream resumes from what Stream.state_dict() returned. Give "
+                "that, or start a new stream."
+            )
+        if (self.switching is None) is ("switching" in state):
+            raise PerturbationMismatch(
+                f"the state is of a stream {'with' if self.switching is None else 'without'} packs; a stream "
+                "resumes as it was. Start it as that one was, or start a new stream."
+            )
+        for part, now_on in (("pacing", self.pacing is not None), ("guard", self.guard is not None)):
+            if now_on and part not in state:
+                raise PerturbationMismatch(
+                    f"the state is of a stream without {part}, and this one has one; a stream resumes as it was. "
+                    "Start it as that one was, or start a new stream."
+                )
 
-def _how_of(gather: Gather | BalancedGather | None) -> str:
-    return _how(None, False) if gather is None else _how(gather.least, gather.balanced)
+
+def _gathering_of(gather: Gather | BalancedGather | None) -> str:
+    return _gathering(None, False) if gather is None else _gathering(gather.least, gather.balanced)
 
 
-def _how(gather: int | None, balanced: bool) -> str:
+def _gathering(gather: int | None, balanced: bool) -> str:
     """Return how a stream gathers, in its arguments."""
     return f"gather={gather}" + ", balanced=True" * balanced

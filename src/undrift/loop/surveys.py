@@ -10,15 +10,15 @@ from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, SafeViews
 from undrift.judge.accuracy import Helping
 from undrift.judge.verdict import Survey, Verdict, better, same_answers, survey
+from undrift.loop.finite_images import Failed, FiniteImages
 from undrift.loop.helped import Sample, compare
-from undrift.loop.sound_images import Failed, SoundImages
-from undrift.packs.knowing import KEPT_STATISTICS, knowing, knows
+from undrift.packs.gather_moments import KEPT_STATISTICS, gathering_moments, has_moments
 from undrift.posterior.attached import root_of
 from undrift.posterior.batch import to_device
+from undrift.posterior.kept_statistics import keep_statistics
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
-from undrift.posterior.statistics import keep_statistics
 from undrift.system.randomness import Randomness
 
 
@@ -34,7 +34,7 @@ class Surveys:
     """
 
     def __init__(
-        self, model: Perturbed, images: SoundImages, randomness: Randomness, keep_best: bool, epochs: int
+        self, model: Perturbed, images: FiniteImages, randomness: Randomness, keep_best: bool, epochs: int
     ) -> None:
         self.model, self.images, self.randomness, self.keep_best = model, images, randomness, keep_best
         self.found: dict[int, Survey] = {}
@@ -47,12 +47,12 @@ class Surveys:
     def look_at_source(self, failed: Failed) -> None:
         """Survey the source network."""
         # off() gives the flags from before `perturb` back: dropout, where that was in train mode.
-        with self.model.off() as net, evaluating(net), knowing(self.model) as know:
+        with self.model.off() as net, evaluating(net), gathering_moments(self.model) as add_moments:
 
             def ask(images: Tensor) -> Tensor:
                 # Through the model, which keeps a network from writing into the images.
                 answer = forward(self.model, images)
-                know()
+                add_moments()
                 return answer
 
             self.found[0], self.answers["source"] = self._survey(ask, failed)
@@ -80,20 +80,20 @@ class Surveys:
             key = {"key.seed": self.model.key.seed.clone(), "key.step": self.model.key.step.clone()}
             restore(self.model, self.best | key)
 
-    def know_domain(self, failed: Failed) -> None:
+    def describe_domain(self, failed: Failed) -> None:
         """Collect what the model's pack holds of its domain: moments for the router, statistics for single images.
 
         The survey of the source network has collected the moments, except in a resumed run or a compiled network.
         """
         by_batch = any(policy.statistics == "batch" for policy in self.model.norms)
-        if knows(self.model) and not by_batch:
+        if has_moments(self.model) and not by_batch:
             return
         with self.randomness.kept(), torch.no_grad():
-            if not knows(self.model):
-                with self.model.off() as net, evaluating(net), knowing(self.model, eager=True) as know:
+            if not has_moments(self.model):
+                with self.model.off() as net, evaluating(net), gathering_moments(self.model, eager=True) as add_moments:
                     for _, images in self.images.everything(failed):
                         root_of(net)(to_device(images, self.model).clone())
-                        know()
+                        add_moments()
             if by_batch:
                 batches = (images for _, images in self.images.everything(failed))
                 keep_statistics(self.model, batches)

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from undrift._errors import DataError
 from undrift.images import FileDomain, TensorDomain
-from undrift.loop.indexed_loader import OfLoader, Pass, even, filled, mixed
+from undrift.loop.indexed_loader import OfLoader, Pass, avoid_last_single, mixed_batches, require_images
 from undrift.posterior.batch import images_of
-from undrift.system.ranks import part, processes
+from undrift.system.ranks import part, world_size
 from undrift.system.validate import a_type
 
 
@@ -62,7 +62,7 @@ def unlabelled_of(data: Any, batch_size: int, generator: torch.Generator, strict
     if isinstance(data, Tensor):
         return _OfTensor(images_of(data), batch_size, generator)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        filled(data)  # before torch's sampler says it in its own words
+        require_images(data)  # before torch's sampler says it in its own words
         data = DataLoader(data, batch_size, shuffle=True, generator=generator)
     elif isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size)
@@ -100,7 +100,7 @@ class _OfTensor:
 
     def __init__(self, images: Tensor, batch_size: int, generator: torch.Generator) -> None:
         self.images, self.batch_size = images, batch_size
-        filled(images)
+        require_images(images)
         self.size, self.steps, self.aligned = len(images), math.ceil(len(images) / batch_size), True
         self.generators = [generator]
         self.doubts: list[str] = []
@@ -111,7 +111,7 @@ class _OfTensor:
             yield places, self._at(places)
 
     def everything(self) -> Pass:
-        for chunk in mixed(range(self.size), self.batch_size):
+        for chunk in mixed_batches(range(self.size), self.batch_size):
             places = torch.tensor(part(chunk), dtype=torch.int64)
             yield places, self._at(places)
 
@@ -124,13 +124,13 @@ class _OfDomain:
     """A domain of undrift.images, which itself skips, counts and names unreadable images."""
 
     def __init__(self, domain: FileDomain | TensorDomain, batch_size: int, generator: torch.Generator) -> None:
-        filled(domain)
+        require_images(domain)
         self.size, self.steps, self.aligned = len(domain), math.ceil(len(domain) / batch_size), True
         self.generators = [generator]
         self.doubts: list[str] = []
         self._fixed = torch.Generator()
         self._epoch = _placed(domain, batch_size, generator)
-        self._everything = _placed(domain, even(batch_size, len(domain)), self._fixed)
+        self._everything = _placed(domain, avoid_last_single(batch_size, len(domain)), self._fixed)
 
     def epoch(self) -> Pass:
         for images, places in self._epoch:
@@ -150,7 +150,7 @@ def _placed(
         batches = domain._batches(list, batch_size, generator, False)
     else:
         batches = domain._batches(list, batch_size, generator, False, "cpu", None)
-    batches.divide = part if processes() > 1 else None
+    batches.divide = part if world_size() > 1 else None
     return batches
 
 

@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import batches_of
 from undrift.options import _suggest
+from undrift.packs.compatible import check_compatible, check_path, check_source
 from undrift.packs.domain_file import DomainFile, inspect
 from undrift.packs.evidence import DomainMoments
-from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
-from undrift.packs.fits import check_joins
 from undrift.packs.pack import Pack
 from undrift.packs.pack_table import table
-from undrift.packs.routed import Routed, joined
+from undrift.packs.routed import Routed, concatenated
+from undrift.packs.routed_session import RoutedSession
 from undrift.packs.router import LIMIT, SOURCE, Router
-from undrift.packs.routing import Routing
 from undrift.posterior.attached import attached_to
 from undrift.posterior.batch import device_of
 from undrift.posterior.layers import evaluating
@@ -91,7 +90,7 @@ class Packs:
         name = found.name if name is None else name
         with turn(self.net):
             check_source(self.net, found, self.fingerprint)
-            check_joins(found, name, self.names, self.preprocess, self.classes)
+            check_compatible(found, name, self.names, self.preprocess, self.classes)
             self._refuse_other()
             pack = Pack(self.net, found)
             self._packs[name], self._router = pack, None
@@ -154,15 +153,15 @@ class Packs:
             views: views of an image to average over. Default: each pack's own option `answer_views`.
         """
         number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
-        routing = Routing(self, samples, generator, temperature, views)
+        session = RoutedSession(self, samples, generator, temperature, views)
         parts = []
         for batch in batches_of(images, batch_size):
             with turn(self.net), evaluating(self.net):
                 self._refuse_other()
-                part = routing.answer(batch)
+                part = session.answer(batch)
                 self._count(part)
             parts.append(part)
-        return joined(parts)
+        return concatenated(parts)
 
     def __iter__(self) -> Iterator[Pack]:
         return iter(self._packs.values())
@@ -176,7 +175,7 @@ class Packs:
     def __str__(self) -> str:
         return table(self._packs, self.answered, self.unknown)
 
-    # What Routing asks for --------------------------------------------------------------------------------------
+    # What a session asks for -------------------------------------------------------------------------------------
 
     @property
     def router(self) -> Router:

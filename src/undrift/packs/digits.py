@@ -36,7 +36,7 @@ def packed(digits: Tensor, levels: int) -> Tensor:
 
 
 def numbers(plain: Tensor, levels: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return the numbers around 0 that packed digits are, as a new tensor."""
+    """Unpack digits into numbers around 0, as a new tensor."""
     if per_byte(levels) == 1 and levels % 2:
         return plain[:count].to(dtype, copy=True).sub_(levels // 2)
     return _table(levels, plain.device, dtype).index_select(0, plain.int()).view(-1)[:count]

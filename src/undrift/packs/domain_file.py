@@ -16,10 +16,11 @@ from torch import Tensor
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.images.preprocess import Preprocess
 from undrift.options import Options
-from undrift.packs.packing import damaged, unpack, written_by
+from undrift.packs.file_bytes import damaged, read_bytes
 from undrift.packs.sections import Sections
 from undrift.packs.shift import Shift
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.version import own_version
 
 LOG_VAR = ".log_var"
 COUNTS = "num_batches_tracked"
@@ -179,7 +180,7 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
             wrote it with options that this one does not know.
     """
     place = Path(path)
-    content, header = unpack(place)
+    content, header = read_bytes(place)
     try:
         tensors = safetensors.torch.load(content)
     except (SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -219,14 +220,14 @@ def inspect(path: str | os.PathLike[str]) -> DomainFile:
     except UndriftError as error:
         # The checksum is right, so another copy would say the same.
         raise DataError(
-            f"{place} was written by undrift {header['undrift']} with what this undrift {written_by()} does not know "
+            f"{place} was written by undrift {header['undrift']} with what this undrift {own_version()} does not know "
             f"({str(error).rstrip('.')}); needed: options and preprocessing of this version. Update undrift, or run "
             "`undrift adapt` again."
         ) from error
 
 
 def _known(what: str, values: dict[str, Any], kind: type[Options | Preprocess]) -> dict[str, Any]:
-    """Return the values; raise if this version does not know all names."""
+    """Return the values; raise if a name is unknown to this version."""
     if unknown := sorted(values.keys() - {f.name for f in fields(kind)}):
         raise OptionError(f"no {what} is called {', '.join(unknown)}")
     return values

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from undrift.packs.moments import ImageMoments, looked_at
+from undrift.packs.moments import ImageMoments, used_channels
 from undrift.packs.sketch import VERSION, Sketch
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
@@ -69,7 +69,7 @@ class DomainMoments:
         }
         if not kept:
             return None
-        few = {name: looked_at(layer.num_features) for name, layer in kept.items()}
+        few = {name: used_channels(layer.num_features) for name, layer in kept.items()}
         mean, var = (
             torch.cat([getattr(layer, part).detach().float()[few[name]] for name, layer in kept.items()])
             for part in ("running_mean", "running_var")
@@ -246,7 +246,7 @@ class Gathering:
 
 
 def contrast(own: Tensor, seen: ImageMoments, source: DomainMoments | None) -> tuple[Tensor, float] | None:
-    """Return by which weights layers tell a domain's images from the source's, and from which sum on; None without any.
+    """Return the weights of layers that tell a domain's images from the source's, and the least sum; None if none does.
 
         weight = max(0, mean over images of d) / variance of d,   d = log KL to the source − log KL to the domain
 

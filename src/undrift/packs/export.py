@@ -16,18 +16,18 @@ from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.options import _suggest
 from undrift.packs.onnx_program import check_installed, onnx_bytes
-from undrift.packs.packing import written_by
 from undrift.packs.state import domain_state
-from undrift.posterior.added import added
+from undrift.posterior.extra_modules import extra_modules
+from undrift.posterior.kept_statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.posterior.layers import evaluating, from_kernels
 from undrift.posterior.model_lock import turn
 from undrift.posterior.norm import Norm
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.posterior.state import keeping_noise
-from undrift.posterior.statistics import noise_kept, own_statistics, warn_of_noise
 from undrift.system.atomic import check, write_bytes
 from undrift.system.validate import a_type, instead_of
+from undrift.system.version import own_version
 
 Format = Literal["state_dict", "torch.export", "onnx"]
 FORMATS: dict[Format, str] = {"state_dict": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
@@ -80,7 +80,7 @@ def export(
         check_installed()
     if images is None and (size := noise_kept(model)):
         asked = "the exported network has none; needed: statistics of its own"
-        warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).", stacklevel=3)
+        warn_of_noise(size, asked, "Give images of the domain: export(model, path, images=…).")
     plain = mean_network(model, images)
     if format == "state_dict":
         return write_bytes(path, _state_dict(model, plain))
@@ -101,7 +101,7 @@ def mean_network(model: Perturbed, images: Tensor | Iterable[Any] | None = None)
     """
     if model._removed:
         raise UndriftError("this perturbation was removed, and with it what it learned. Export before remove().")
-    for module in added(model):
+    for module in extra_modules(model):
         raise OptionError(module.no_export)
     statistics = nullcontext() if images is None else own_statistics(model, _sound_batches(model, images))
     with turn(model), evaluating(model), keeping_noise(model.key), statistics, model.off() as net, torch.no_grad():
@@ -191,7 +191,7 @@ def _saved(program: torch.export.ExportedProgram, about: dict[str, str]) -> byte
 
 def _about(model: Perturbed) -> dict[str, str]:
     """Return metadata for users of the file: what wrote it, preprocessing, class names."""
-    texts = {"undrift": written_by()}
+    texts = {"undrift": own_version()}
     if model.preprocess is not None:
         texts["preprocess"] = json.dumps(model.preprocess.to_dict())
     if model.classes is not None:

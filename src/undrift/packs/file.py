@@ -1,27 +1,27 @@
 """Save and load one domain as one small file. The layout: docs/reference/format.md."""
 
 import os
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import OptionError, PerturbationMismatch, UndriftError, UndriftWarning
-from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect, short
-from undrift.packs.fingerprint import HALF, fingerprint, precision_of, source_tensors
+from undrift._errors import UndriftError
+from undrift.packs.compatible import check_path, check_source
+from undrift.packs.compression import DEFAULT, EXACT, compressor, mean_shifts
+from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect
+from undrift.packs.file_bytes import to_bytes
 from undrift.packs.header import as_json, facts_of, header
-from undrift.packs.mean import DEFAULT, EXACT, compressor, mean_shifts
-from undrift.packs.packing import pack
 from undrift.packs.sections import ROUTER, Sections
 from undrift.packs.state import domain_state, fill, finite, plain_tensors
 from undrift.packs.vectors import rounded, vector_shifts
 from undrift.perturb import perturb
-from undrift.posterior.added import add_missing
+from undrift.posterior.extra_modules import add_saved_extra
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
 from undrift.system.atomic import check, write_bytes
 from undrift.system.validate import a_type, instead_of
+from undrift.system.warning import warn
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -91,7 +91,7 @@ def save(
         kept = {key: _log_var(key, tensor) for key, tensor in kept.items() if key not in vectors}
         shifts |= vectors
     tensors, entries = Sections(kept, shifts, router, facts).written()
-    return write_bytes(path, pack(tensors, texts | {key: as_json(value) for key, value in entries.items()}))
+    return write_bytes(path, to_bytes(tensors, texts | {key: as_json(value) for key, value in entries.items()}))
 
 
 def load(
@@ -117,20 +117,19 @@ def load(
         OptionError: the path is no text.
 
     Examples:
-        >>> import tempfile
+        >>> import tempfile, undrift
         >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     size = save(perturb(net, init_fraction=0.04), folder + "/b.safetensors", source="my checkpoint")
         ...     try:
         ...         load(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), folder + "/b.safetensors")
-        ...     except PerturbationMismatch as error:
+        ...     except undrift.PerturbationMismatch as error:
         ...         print("my checkpoint" in str(error))
         True
     """
     if not isinstance(net, nn.Module):
         raise UndriftError(
-            f"got {a_type(net)}; undrift.load needs a torch.nn.Module. "
-            + instead_of(net, "Give it the source network.")
+            f"got {a_type(net)}; undrift.load needs a torch.nn.Module. {instead_of(net, 'Give it the source network.')}"
         )
     check_path(path)
     refuse_second(net)
@@ -138,11 +137,9 @@ def load(
     check_source(net, file)
     if preprocess is not None and file.preprocess is not None and (lines := file.preprocess.differences(preprocess)):
         # Before the network is perturbed, as a warning may be an error.
-        warnings.warn(
+        warn(
             f"{file.path.name} was learned with other preprocessing than yours ({'; '.join(lines)}; the file's first). "
-            "Predictions will be wrong without any error: use model.preprocess, or adapt again with yours.",
-            UndriftWarning,
-            stacklevel=2,
+            "Predictions will be wrong without any error: use model.preprocess, or adapt again with yours."
         )
     return adapted_by(net, file, generator, preprocess)
 
@@ -158,7 +155,7 @@ def adapted_by(
     model = perturb(net, file.options, generator=generator, preprocess=kept, classes=file.classes)
     try:
         known = domain_state(model)
-        add_missing(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
+        add_saved_extra(model, {name: tensor for name, tensor in file.tensors.items() if name not in known})
         fill(model, file.tensors, file.path, file.shifts)
         model.facts, model.router = dict(file.facts), dict(file.router)
     except BaseException:
@@ -169,34 +166,3 @@ def adapted_by(
 
 def _log_var(name: str, tensor: Tensor) -> Tensor:
     return rounded(tensor) if name.endswith(LOG_VAR) else tensor
-
-
-def check_path(path: object) -> None:
-    """Raise where a path is no text."""
-    if not isinstance(path, str | os.PathLike):
-        raise OptionError(
-            f"the path of the domain file is {path!r}, {a_type(path)}; needed: text, or a pathlib.Path. Give "
-            "its name, such as 'clinic-b.safetensors'."
-        )
-
-
-def check_source(net: nn.Module, file: DomainFile, own: str | None = None) -> None:
-    """Raise where a domain file was learned on another network.
-
-    Args:
-        own: the network's fingerprint, where it is known: it takes a look at every weight.
-    """
-    own = own or fingerprint(net)
-    if own == file.fingerprint:
-        return
-    named = f'the checkpoint named in its metadata ("{file.source}")' if file.source else "the one it belongs to"
-    remedy = f"Load {named}, or run `undrift adapt` again."
-    if (cast := precision_of(net, file.fingerprint)) is not None:
-        remedy = f"It fits this network in {cast}: cast first, net.to({cast}), and load after."
-    elif half := next((t.dtype for t in source_tensors(net).values() if t.dtype in HALF), None):
-        # It may be the right network, but the weights before rounding are unknown.
-        remedy += f" These weights are in {half}; if they were cast to it, which rounds them: load first, cast after."
-    raise PerturbationMismatch(
-        f"{file.path.name} was learned on a different source model (fingerprint {short(file.fingerprint)}, this "
-        f"model is {short(own)}). {remedy}"
-    )

@@ -8,11 +8,12 @@ from typing import Any
 
 from undrift._errors import OptionError
 from undrift.packs.domain_file import sigmas
+from undrift.packs.file_bytes import VERSION
 from undrift.packs.fingerprint import fingerprint
-from undrift.packs.packing import VERSION, written_by
 from undrift.packs.sections import checked_facts
 from undrift.posterior.perturbed import Perturbed
 from undrift.system.validate import a_type
+from undrift.system.version import own_version
 
 
 def header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str, str]:
@@ -24,7 +25,7 @@ def header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str,
         "classes": None if model.classes is None else _names(model.classes),
         "relative_std": relative,
     }
-    texts = {"undrift_format": str(VERSION), "undrift": written_by(), "fingerprint": fingerprint(model)}
+    texts = {"undrift_format": str(VERSION), "undrift": own_version(), "fingerprint": fingerprint(model)}
     if source is not None:
         texts["source"] = _readable(source)
     return texts | {key: as_json(value) for key, value in values.items()}
@@ -36,7 +37,7 @@ def as_json(value: object) -> str:
 
 
 def facts_of(model: Perturbed, name: str | None) -> dict[str, Any]:
-    """Return what the file will say of itself."""
+    """Return the facts that a file records of itself."""
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     facts: dict[str, Any] = {"created": today, **model.facts, **({} if name is None else {"name": name})}
     try:

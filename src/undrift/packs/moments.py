@@ -15,8 +15,8 @@ CHANNELS = 32
 """How many channels of each layer are used, evenly spaced; all of them tell no more."""
 
 
-def looked_at(channels: int) -> list[int]:
-    """Return which channels of a layer are used."""
+def used_channels(channels: int) -> list[int]:
+    """Return the channels of a layer that are used, evenly spaced."""
     count = min(channels, CHANNELS)
     return [number * channels // count for number in range(count)]
 
@@ -41,7 +41,7 @@ class ImageMoments:
 
 @dataclass
 class Watch:
-    """Receives what the norm layers of one pass get; `moments` reads it."""
+    """Records the inputs of the norm layers in one pass; `moments` reads them."""
 
     images: int = 0
     found: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Watch:
 
 @contextmanager
 def watching(net: nn.Module) -> Iterator[Watch]:
-    """Give what records the inputs of a network's norm layers, pass by pass, for the length of a `with` block."""
+    """Record the inputs of a network's norm layers, pass by pass, for the length of a `with` block."""
     watch, handles = Watch(), []
 
     def begin(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def channel_moments(layer: nn.Module, x: Tensor, images: int) -> tuple[Tensor, T
     if axis is None or images == 0 or x.shape[0] % images or not x.is_floating_point():
         return None
     # Windows of an image are rows of the batch in some transformers, image after image.
-    few = torch.tensor(looked_at(channels), device=x.device)
+    few = torch.tensor(used_channels(channels), device=x.device)
     x = x.detach().index_select(axis, few).movedim(axis, -1).reshape(images, -1, len(few))
     if x.dtype in (torch.float16, torch.bfloat16):
         x = x.float()

@@ -1,7 +1,6 @@
 """Open any number of packs on one network; a bad one among good ones is left out."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from undrift._errors import OptionError, UndriftError, UndriftWarning
+from undrift._errors import OptionError, UndriftError
 from undrift.packs.collection import Packs
+from undrift.packs.compatible import check_compatible, check_path, check_source
 from undrift.packs.domain_file import DomainFile, inspect
-from undrift.packs.file import check_path, check_source
 from undrift.packs.fingerprint import fingerprint
-from undrift.packs.fits import check_joins
 from undrift.packs.folder import read_folder
 from undrift.packs.router import LIMIT, SOURCE
 from undrift.posterior.perturbed import Perturbed
+from undrift.system.warning import warn
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -87,7 +86,7 @@ def files_for(model: Perturbed, packs: "Packs | Place | Sequence[Place]", episod
     def take(file: DomainFile) -> None:
         nonlocal preprocess, classes
         check_source(model, file, own)
-        check_joins(file, file.name, (SOURCE, *chosen), preprocess, classes)
+        check_compatible(file, file.name, (SOURCE, *chosen), preprocess, classes)
         chosen[file.name] = file
         preprocess, classes = preprocess or file.preprocess, classes or file.classes
 
@@ -136,4 +135,4 @@ def _tried(name: str, call: Callable[[], object], refused: dict[str, UndriftErro
 
 def _warn(refused: Mapping[str, UndriftError]) -> None:
     for error in refused.values():
-        warnings.warn(f"{error} The other packs are used.", UndriftWarning, stacklevel=3)
+        warn(f"{error} The other packs are used.")

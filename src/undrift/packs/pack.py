@@ -9,7 +9,7 @@ from undrift._errors import OptionError
 from undrift.packs.domain_file import DomainFile
 from undrift.packs.evidence import DomainMoments
 from undrift.packs.file import adapted_by
-from undrift.packs.knowing import KEPT_STATISTICS
+from undrift.packs.gather_moments import KEPT_STATISTICS
 from undrift.packs.shift import Shift
 from undrift.packs.state import domain_state
 from undrift.packs.vectors import VectorShift
@@ -66,7 +66,7 @@ class Pack:
         return self.model
 
     def off(self) -> None:
-        """Take the pack off, and let go of the weights that its shifts gave."""
+        """Take the pack off, and free its decompressed weights."""
         with uninterrupted():
             self.model._attached.exit()
             self._put_away()
@@ -84,7 +84,7 @@ class Pack:
 
 
 def _by_module(model: Perturbed, shifts: Mapping[str, Shift]) -> list[tuple[Trained, str, Shift]]:
-    """Return the shifts with the module and the name of each one's weight; tied weights have one."""
+    """Return each shift with the module and the name of its weight; tied weights share one."""
     by_name = {
         f"{held.name}.{name}" if held.name else name: (held, name, tensor)
         for held in model.trained

@@ -56,7 +56,7 @@ class Routed(Prediction):
 _TENSORS = [f.name for f in fields(Routed) if f.name != "names"]
 
 
-def joined(parts: Sequence[Routed]) -> Routed:
+def concatenated(parts: Sequence[Routed]) -> Routed:
     """Return the answers to several batches as one."""
     if not parts:
         raise DataError("there is no batch to answer; at least one is needed. Check the loader.")

@@ -88,7 +88,7 @@ class Router:
         return Routes(evidence, sigmas, torch.where(known, nearest, 0), nearest, known)
 
     def pack_of_all(self, seen: ImageMoments) -> str:
-        """Return the name of the pack that images of one domain are nearest to, all of them together."""
+        """Return the name of the pack nearest to images of one domain, taken together."""
         evidence = seen.mean.new_full((len(seen), len(self.names)), math.nan)
         for number, kept in self.compared.items():
             evidence[:, number] = kept.evidence(seen)

@@ -45,7 +45,7 @@ class Sections:
         changes = {name: part.change for name, part in self.shifts.items() if isinstance(part, VectorShift)}
         if changes:
             whole = {name: tensors.pop(name) for name in list(tensors) if _joins(name, tensors[name])}
-            tensors[VECTORS], entries[VECTORS] = vectors.joined({**changes, **whole})
+            tensors[VECTORS], entries[VECTORS] = vectors.row_of({**changes, **whole})
         shifts = {name: part for name, part in self.shifts.items() if name not in changes}
         for name, part in shifts.items():
             tensors.update({name + SHIFT + own: tensor for own, tensor in part.stored().items()})
@@ -58,7 +58,7 @@ class Sections:
         """Return the parts of a file; raise ValueError, KeyError or TypeError where they do not fit together."""
         left = dict(tensors)
         rows, entries, facts = (json.loads(header.get(name, "{}")) for name in ("rows", "shifts", "facts"))
-        found = vectors.parted(left.pop(VECTORS), json.loads(header[VECTORS])) if VECTORS in header else {}
+        found = vectors.vectors_of(left.pop(VECTORS), json.loads(header[VECTORS])) if VECTORS in header else {}
         left |= {name: own for name, own in found.items() if name.endswith(vectors.LOG_VAR)}
         for name, shape in rows.items():
             if left[name].shape != (shape[0],) or min(shape) < 1:

@@ -3,7 +3,7 @@
     w_adapted ≈ w_source + shift
 
 A shift is kept compressed, in the file and in memory, and decompressed as it is added: `shift.added_to(source)`. How
-it is compressed is up to the subclass: `SteppedShift` and `LowRankShift`.
+it is compressed is up to the subclass: `QuantizedShift` and `LowRankShift`.
 """
 
 import math

@@ -10,9 +10,9 @@ from undrift._errors import DataError, PerturbationMismatch
 from undrift.packs.domain_file import COUNTS, LOG_VAR, DomainFile, problem
 from undrift.packs.shift import Shift
 from undrift.packs.vectors import VAR
-from undrift.posterior.added import added_state
+from undrift.posterior.extra_modules import extra_state
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import filled_in
+from undrift.posterior.state import forget_noise_seen
 from undrift.system.autocast import weights_moved
 
 
@@ -26,7 +26,7 @@ def domain_state(model: Perturbed) -> dict[str, Tensor]:
         tensors = held.tensors() if model.key.enabled else held.away
         prefix = f"{held.name}." if held.name else ""
         out.update({prefix + name: tensor for name, tensor in tensors.items() if tensor is not None})
-    return out | added_state(model)
+    return out | extra_state(model)
 
 
 def plain_tensors(model: Perturbed) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def fill(
     for name in needed.keys() - {COUNTS}:
         value = state[name]
         value.copy_(tensors[name] if name in tensors else _added(shifts[name], value))
-    filled_in(model)
+    forget_noise_seen(model)
 
 
 def _added(shift: Shift, value: Tensor) -> Tensor:
@@ -131,4 +131,4 @@ def fill_start(model: Perturbed, file: DomainFile) -> None:
         elif name in file.shifts:
             value.copy_(_added(file.shifts[name], value))
     weights_moved()
-    filled_in(model)
+    forget_noise_seen(model)

@@ -94,7 +94,7 @@ def rounded(log_var: Tensor) -> Tensor:
     return torch.where(log_var.isfinite(), (log_var / LOG_VAR_STEP).round() * LOG_VAR_STEP, log_var)
 
 
-def joined(vectors: Mapping[str, Tensor]) -> tuple[Tensor, list[Any]]:
+def row_of(vectors: Mapping[str, Tensor]) -> tuple[Tensor, list[Any]]:
     """Return vectors as deflated bytes, and names and lengths for the header."""
     names = sorted(vectors, key=lambda name: name.rpartition(".")[2])  # kind by kind
     planes = torch.cat([vectors[name] for name in names]).view(torch.uint8).view(-1, 4).t().contiguous()
@@ -102,7 +102,7 @@ def joined(vectors: Mapping[str, Tensor]) -> tuple[Tensor, list[Any]]:
     return torch.frombuffer(bytearray(coded), dtype=torch.uint8), [[name, len(vectors[name])] for name in names]
 
 
-def parted(coded: Tensor, described: Sequence[Any]) -> dict[str, Tensor]:
+def vectors_of(coded: Tensor, described: Sequence[Any]) -> dict[str, Tensor]:
     """Return the vectors of a file; raise ValueError where bytes and header do not fit together."""
     lengths = {str(name): int(length) for name, length in described}
     whole = sum(lengths.values())
@@ -122,6 +122,6 @@ def parted(coded: Tensor, described: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def _size(name: str, kept: Mapping[str, Tensor]) -> Tensor:
-    """Return what an error of a vector is small or large beside."""
+    """Return the scale by which an error of a vector is small or large."""
     var = kept.get(name.removesuffix(MEAN) + VAR) if name.endswith(MEAN) else None
     return kept[name].abs() if var is None else var.sqrt()

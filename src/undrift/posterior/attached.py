@@ -136,7 +136,7 @@ def root_of(net: nn.Module) -> nn.Module:
 
 
 def attached_to(net: nn.Module) -> list[Attached]:
-    """Return every perturbation that a module of the network takes part in, be it off for the moment or not."""
+    """Return every perturbation that a module of the network belongs to, also one that is off."""
     own = {id(module) for module in net.modules()}
     found = [a for a in _live if not a.removed and own & {id(module) for module in a.net.modules()}]
     # A copy of a perturbed network was never made by us; it carries a copy of what is on it.

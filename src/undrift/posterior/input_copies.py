@@ -5,14 +5,14 @@ because some networks write only sometimes. Images are the first tensor argument
 and are passed on unchanged.
 """
 
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftWarning
 from undrift.posterior.norm import capturing
+from undrift.system.private import write_count
+from undrift.system.warning import warn
 
 
 class Inputs:
@@ -39,17 +39,15 @@ class Inputs:
         if first:
             args, kwargs = copies(args, kwargs)
             images = _images(args, kwargs)
-        before = _writes(images)
+        before = write_count(images)
         output = net(*args, **kwargs)
-        self.copied = before != _writes(images)
+        self.copied = before != write_count(images)
         self.known = self.known or first
         if self.copied and not first:
-            warnings.warn(
+            warn(
                 f"a pass of {type(net).__name__} wrote into its input, which the passes before it did not; needed: the "
                 "same images for each draw. From now on it gets copies, but this batch was changed: give it again "
-                "from where it came, or let the network write elsewhere (x = x - mean for x.sub_(mean)).",
-                UndriftWarning,
-                stacklevel=5,
+                "from where it came, or let the network write elsewhere (x = x - mean for x.sub_(mean))."
             )
         return output
 
@@ -75,7 +73,3 @@ def _copy(x: Tensor) -> Tensor:
 
 def _images(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     return next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-
-
-def _writes(x: Tensor | None) -> int:
-    return 0 if x is None or x.is_inference() else x._version

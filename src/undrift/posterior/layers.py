@@ -4,7 +4,7 @@ Only this module depends on PyTorch's convolution and linear classes.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,15 @@ def weight_names(layer: nn.Module) -> list[str]:
         return ["weight"]
     inner = ["in_proj_weight"] if layer.in_proj_weight is not None else [f"{n}_proj_weight" for n in "qkv"]
     return [*inner, "out_proj.weight"]
+
+
+def held_weights(layer: nn.Module) -> Iterable[tuple[str, nn.Module, str, int]]:
+    """Yield each weight of a layer: its name, the module that holds it, its name there, and an id of its tensor."""
+    for name in weight_names(layer):
+        holder, _, attribute = name.rpartition(".")
+        module = layer.get_submodule(holder)
+        # A parametrized weight is computed at each access, so its module identifies it.
+        yield name, module, attribute, id(module._parameters.get(attribute, module))
 
 
 def is_standard(layer: nn.Module) -> bool:

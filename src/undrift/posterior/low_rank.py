@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from undrift.posterior import layers
 from undrift.posterior.select import matching, slot
-from undrift.posterior.tied import held_weights
 from undrift.system.autocast import without_autocast
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def add_low_rank(model: "Perturbed") -> None:
         if not options.mean_rank or not matching(choice.name, options.train) or matching(choice.name, options.frozen):
             continue
         parts = []
-        for name, module, attribute, tied in held_weights(choice.layer):
+        for name, module, attribute, tied in layers.held_weights(choice.layer):
             weight = module._parameters.get(attribute)
             if weight is None or not is_smaller(weight, module, options.mean_rank):
                 continue  # a parametrised weight is not ours to change; a small one moves freely

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from undrift._errors import UndriftError
 from undrift.kernels import add_layer_noise, add_noise, narrowed, normal, square_sum
@@ -54,7 +55,7 @@ class Noise(nn.Module):
         self.weights = weight.numel()
         # How many weights stand behind each variance; on the device, for sums over all layers at once.
         self.register_buffer("share", variance.new_tensor(self.weights / self.log_var.numel()), persistent=False)
-        key.enlist(number)
+        key.add_weight(number)
         self._key = (key,)  # in a tuple: shared by all noises, registered once, by the perturbed network
 
     @property
@@ -71,7 +72,7 @@ class Noise(nn.Module):
     def local(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add noise with the right mean and variance to each output: local reparameterisation."""
         state, compiling = self._key[0], torch.compiler.is_compiling()
-        key = state.next(self.number)
+        key = state.next_key(self.number)
         if key is None:
             return None
         parts = None if compiling else state.parts
@@ -86,7 +87,7 @@ class Noise(nn.Module):
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
         """Add the layer's response to one draw of Δw for the whole batch."""
-        key = self.key.of(self.number)
+        key = self.key.weight_key(self.number)
         if key is None:
             return None
         x, _ = self._input(layer, args, kwargs, output, self.log_var)
@@ -110,7 +111,7 @@ class Noise(nn.Module):
         return x, output.ndim > dims
 
     def _narrow(self, layer: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a layer's input and output, in a compiled graph both from the input in the product's own precision.
+        """Return a layer's input and output, in a compiled graph both in the precision of the product.
 
         Autocast hands the product a copy of x in lower precision. There the gradients of product and energy meet, and
         are one tensor of that precision. The product that the layer has made is not used again, so no kernel is made
@@ -149,7 +150,7 @@ class Noise(nn.Module):
         return add_layer_noise(x, y, log_var, key, *how, lambda: self._factor(layer, x, last), handle, by_rows)
 
     def _factor(self, layer: nn.Module, x: Tensor, last: bool) -> Tensor | None:
-        """Return the frozen weight that y is x's product with, where noise and product are to give x one gradient.
+        """Return the frozen weight of y's product if noise and product can share x's gradient, else None.
 
         By Python a convolution's gradient takes 10 µs more than by PyTorch's own node, so a convolution has one only
         in the recording of a CUDA graph, which waits for no Python.
@@ -183,7 +184,7 @@ class Noise(nn.Module):
 
     def draw(self, layer: nn.Module, shape: torch.Size, key: Tensor | None = None) -> Tensor:
         """Return one Δw, the same for every use of the weight in this step."""
-        key = self.key.of(self.number) if key is None else key
+        key = self.key.weight_key(self.number) if key is None else key
         assert key is not None, "no noise is drawn where it is off"
         sigma = (0.5 * self.log_var).exp()
         if self.sharing == "kernel":
@@ -191,8 +192,47 @@ class Noise(nn.Module):
         return sigma * normal(key.to(sigma.device), shape)
 
 
+class Rerun(nn.Module):
+    """Perturbs a module that noise cannot be added behind, by running it again with drawn weights.
+
+    `nn.MultiheadAttention` uses its projections without calling them, and a subclass of a convolution may do anything
+    to its input first. Both are faithful when their weights are w_s + Δw while they run.
+    """
+
+    def __init__(self, layer: nn.Module, noises: dict[str, Noise]) -> None:
+        super().__init__()
+        # In tuples: the perturbed network registers them.
+        self._noises = tuple(noises.items())
+        self._forward = (_Forward(layer),)
+
+    def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _output: Any) -> Any:
+        """Return the module's output under one draw of its weights."""
+        weights = {}
+        for name, noise in self._noises:
+            key = noise.key.weight_key(noise.number)
+            if key is None:
+                return None
+            holder, _, attribute = name.rpartition(".")
+            module = layer.get_submodule(holder)
+            weight = getattr(module, attribute)  # not detached: where it is trained, this pass is all that teaches it
+            weights[name] = (weight + noise.draw(module, weight.shape, key)).to(weight.dtype)
+        # Its forward, not the module: the user's hooks on it see one call.
+        return functional_call(self._forward[0], {f"layer.{n}": w for n, w in weights.items()}, args, kwargs)
+
+
+class _Forward(nn.Module):
+    """A module that is another one's forward method."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.forward(*args, **kwargs)
+
+
 def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> Tensor:
-    """Return what stands for x² in the variance path, in float32 or better.
+    """Return the energy, which takes the place of x² in the variance path, in float32 or better.
 
     - "square": x², the paper's.
     - "offset": x² + constant, as released; zero padding still gets none.

@@ -1,21 +1,21 @@
 """Norm layers of a perturbed network: the statistics they use, and whether scale and shift are trained."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftError, UndriftWarning
+from undrift._errors import UndriftError
 from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
 from undrift.posterior.norm_tracking import AVERAGES, Tracking, can_track
 from undrift.posterior.seeds import Key
-from undrift.posterior.shared_statistics import BatchStatistics, follow, statistics
 from undrift.posterior.swap import Swapped
+from undrift.posterior.sync_batch_norm import BatchStatistics, batch_statistics, with_gradient
 from undrift.system.private import BatchNorm, InstanceNorm
 from undrift.system.ranks import Share
+from undrift.system.warning import warn
 
 KINDS: tuple[type[nn.Module], ...] = (BatchNorm, InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -45,7 +45,7 @@ class Norm(Swapped):
         self.tracking: Tracking | None = None  # while the layer moves its statistics itself
         self.noisy = False  # whether kept statistics are known to be those of noisy passes
         self.given: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # mean and variance for an input
-        self.lent: dict[str, Any] = {}  # the layer's own statistics, while it has given ones
+        self.replaced: dict[str, Any] = {}  # the layer's own statistics, while it uses other ones
 
     def copy(self, copies: dict[int, Tensor]) -> None:
         """Make copies to adapt; an average over the domain starts counting again."""
@@ -65,11 +65,11 @@ class Norm(Swapped):
         """Apply the policy: use batch statistics, or move the kept ones and use them."""
         if not self.key.enabled or self.statistics is None:
             return None
-        if self.flags or self.tracking is not None or self.lent:
+        if self.flags or self.tracking is not None or self.replaced:
             self.settle()
         x: Tensor = args[0] if args else kwargs["input"]
         if self.given is not None:
-            self._lend(layer, self.given(x))
+            self._use(layer, self.given(x))
             return None
         share = self.key.share
         if share is not None and not share.alike and isinstance(layer, BatchNorm):
@@ -106,20 +106,20 @@ class Norm(Swapped):
         """Apply the policy to a batch norm that sees a part of a batch, whose statistics are those of all parts."""
         moves, pace = self.key.once(self._pace) if self.statistics in MOVING else (False, 0.0)
         batch = self.statistics == "batch" or (self.statistics == "train" and moves)
-        found = statistics(x.detach(), share) if batch or (moves and pace) else None
+        found = batch_statistics(x.detach(), share) if batch or (moves and pace) else None
         if moves and pace:
             self._move(layer, x, found)
         if not batch:
             self._switch(layer, False, True)
             return None
         assert found is not None, "batch statistics were taken"
-        self._lend(layer, (found.mean, found.var))
-        x = follow(x, found, layer.eps, share)
+        self._use(layer, (found.mean, found.var))
+        x = with_gradient(x, found, layer.eps, share)
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "input": x})
 
     def after(self, layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         """Restore the layer's flags and keep the statistics that it moved; no output means that its pass raised."""
-        if self.lent:
+        if self.replaced:
             self.settle()
             return
         if self.by_batch and not torch.compiler.is_compiling():
@@ -133,10 +133,10 @@ class Norm(Swapped):
         if self.flags or self.tracking is not None:
             self.settle()
 
-    def _lend(self, layer: Any, statistics: tuple[Tensor, Tensor]) -> None:
+    def _use(self, layer: Any, statistics: tuple[Tensor, Tensor]) -> None:
         """Let the layer normalise one input by other statistics."""
-        self.lent = {name: layer._buffers[name] for name in AVERAGES}
-        for (name, own), other in zip(self.lent.items(), statistics, strict=True):
+        self.replaced = {name: layer._buffers[name] for name in AVERAGES}
+        for (name, own), other in zip(self.replaced.items(), statistics, strict=True):
             layer._buffers[name] = other.to(own.dtype)
         self._switch(layer, False, True)
 
@@ -153,9 +153,9 @@ class Norm(Swapped):
         if self.tracking is not None:
             self.tracking.undo()
             self.tracking = None
-        if self.lent:
-            self.layer._buffers.update(self.lent)
-            self.lent = {}
+        if self.replaced:
+            self.layer._buffers.update(self.replaced)
+            self.replaced = {}
 
     def knows_noise(self) -> bool:
         """Return whether the kept statistics come from noisy passes; if unknown, whether they differ from the source's.
@@ -269,12 +269,10 @@ def warn_if_unsound(norms: Sequence[Norm]) -> None:
     sound = torch.stack([tensor.isfinite().all().to(place) for tensor in kept.values()]).tolist()
     bad = [name for name, good in zip(kept, sound, strict=True) if not good]
     if bad:
-        warnings.warn(
+        warn(
             f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
             "needed: finite statistics, as adaptation starts from them. Load the weights again, in float32, or "
-            'perturb with norm_statistics="batch", which does not use them.',
-            UndriftWarning,
-            stacklevel=3,
+            'perturb with norm_statistics="batch", which does not use them.'
         )
 
 

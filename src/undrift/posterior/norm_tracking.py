@@ -29,7 +29,7 @@ def can_track(layer: Any, x: Tensor) -> bool:
 
 
 class Tracking:
-    """What a layer gets back after such a pass; `again` is a checkpoint's second run, whose moves are dropped."""
+    """The state to restore after such a pass; `again` marks a checkpoint's second run, whose updates are dropped."""
 
     def __init__(self, layer: Any, pace: float, again: bool = False) -> None:
         self.layer, self.pace, self.again = layer, pace, again

@@ -13,13 +13,13 @@ from undrift.options import Options
 from undrift.posterior import norm, table
 from undrift.posterior.attached import Attached, Hook, Hooks, root_of
 from undrift.posterior.input_copies import Inputs, copies
+from undrift.posterior.input_errors import refuse_unfitting
 from undrift.posterior.low_rank import LowRank, LowRankMeans
 from undrift.posterior.noise import Noise
 from undrift.posterior.prior import PriorRow
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
 from undrift.posterior.swap import Trained
-from undrift.posterior.unfitting import refuse_unfitting
 from undrift.system.interrupts import uninterrupted
 from undrift.system.validate import generator_or_seed
 
@@ -170,8 +170,8 @@ class Perturbed(nn.Module):
         self._attached.remove()
         return self.net
 
-    def give_back(self) -> None:
-        """Restore the network when nothing refers to this perturbed network any more."""
+    def remove_when_unused(self) -> None:
+        """Remove the perturbation when nothing refers to this perturbed network any more."""
         weakref.finalize(self, self._attached.remove).atexit = False
 
     def reseed(self, generator: torch.Generator | int | None = None) -> None:

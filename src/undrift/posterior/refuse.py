@@ -1,17 +1,18 @@
 """Refuse networks that cannot be perturbed, before anything is touched."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from undrift._errors import CannotPerturb
-from undrift.posterior import norm
+from undrift.options import Options
+from undrift.posterior import layers, norm
 from undrift.posterior.attached import attached_to
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, Rerun
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.rerun import Rerun
 from undrift.posterior.seeds import Key
+from undrift.posterior.select import Choice
 from undrift.system.private import is_fake
 from undrift.system.validate import a_type, instead_of
 
@@ -20,7 +21,7 @@ def refuse_network(net: nn.Module) -> None:
     """Raise if this is no network, cannot be hooked, or is perturbed already."""
     if not isinstance(net, nn.Module):
         raise CannotPerturb(
-            f"got {a_type(net)}; undrift.perturb needs a torch.nn.Module. " + instead_of(net, "Give it the network.")
+            f"got {a_type(net)}; undrift.perturb needs a torch.nn.Module. {instead_of(net, 'Give it the network.')}"
         )
     if isinstance(net, torch.jit.ScriptModule):
         raise CannotPerturb(
@@ -69,3 +70,44 @@ def refuse_empty(net: nn.Module, chosen: Sequence[nn.Module]) -> None:
             f"{type(net).__name__} was to be perturbed under FakeTensorMode, where log-variances would have no values. "
             "Perturb it before; a perturbed network may be called there, with allow_non_fake_inputs=True."
         )
+
+
+def refuse_crosswise(choices: Iterable[Choice], options: Options) -> None:
+    """Raise if one variance per kernel would have to serve two layers that cut one weight into different kernels.
+
+    A convolution's kernel is a row of the weight, a transposed convolution's a column; an autoencoder may tie them.
+    """
+    first: dict[int, tuple[str, nn.Module]] = {}
+    refusals = []
+    for choice in choices:
+        if choice.why_not is not None:
+            continue
+        for _, module, attribute, number in layers.held_weights(choice.layer):
+            other, before = first.setdefault(number, (choice.name, module))
+            if before is module or _sharing(before, options) == "weight":
+                continue
+            weight = layers.effective_weight(module, attribute)
+            ours, theirs = _kernel_of_each(module, weight), _kernel_of_each(before, weight)
+            if not torch.equal(ours, theirs):
+                refusals.append(
+                    f"{choice.name} ({_counted(module, ours)}) shares its weight with {other} "
+                    f"({_counted(before, theirs)}), which cuts it into kernels another way; one variance per kernel "
+                    f"cannot serve both. Leave one out: exclude={choice.name!r}; or take one variance per weight: "
+                    "conv_sharing='weight'."
+                )
+    if refusals:
+        raise CannotPerturb("\n".join(refusals))
+
+
+def _sharing(module: nn.Module, options: Options) -> str:
+    return options.conv_sharing if layers.kind(module) in {"conv", "conv_transpose"} else options.linear_sharing
+
+
+def _kernel_of_each(layer: nn.Module, weight: Tensor) -> Tensor:
+    """Return the number of the kernel that each weight belongs to."""
+    numbers = torch.arange(len(layers.kernels(layer, weight)))
+    return layers.per_weight(layer, numbers, weight).expand(weight.shape)
+
+
+def _counted(layer: nn.Module, numbers: Tensor) -> str:
+    return f"{type(layer).__name__}, {int(numbers.max()) + 1} kernels"

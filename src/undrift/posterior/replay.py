@@ -56,7 +56,7 @@ class Replay:
         return value
 
     def runs_once(self) -> bool:
-        """Return whether what is asked for here is a first run, and cannot be asked for again.
+        """Return whether this part of the network runs for the first and only time.
 
         A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
         has them. Nothing else runs again, and nothing else needs a ticket. (A part of a reentrant checkpoint that turns

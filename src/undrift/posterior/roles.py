@@ -15,7 +15,7 @@ CLASSIFIER_NAMES = ("classifier", "classification_head", "fc", "head", "last", "
 OUTERMOST_NAMES = ("out", "output")  # deeper, they are attention's
 
 
-def resolved(net: nn.Module, options: Options) -> Options:
+def resolve_roles(net: nn.Module, options: Options) -> Options:
     """Return the options with every role replaced by the name of the module that has it."""
     changes = {}
     for option in ("frozen", "fast", "train", "exclude"):
@@ -65,7 +65,7 @@ def find_classifier(net: nn.Module, convolutions: bool = True) -> tuple[str | No
 
 
 def _called(name: str) -> tuple[int, str, str] | None:
-    """Return how deep in a module's path a classifier's name stands, that name, and the path; None without one."""
+    """Return the depth at which a module's path has a classifier's name, that name, and the path; None without one."""
     for depth, part in enumerate(name.split(".")[:2]):
         stem = part.lower().rstrip("0123456789")
         if stem in CLASSIFIER_NAMES or (depth == 0 and stem in OUTERMOST_NAMES):

@@ -1,12 +1,13 @@
 """What may change in a network while it adapts, as `Options`: the first axis of every method.
 
-NOTHING        the source network as it is
-STATISTICS     norm layers use the statistics of each batch
-DOMAIN         … or their mean over the domain
-AFFINE         batch statistics; scale and shift of the norm layers are trained (Tent)
-WEIGHTS        … and so is every weight
-PERTURBATION   the paper's scheme: norm layers, and one variance per kernel
-BAYES          mean and variance of every weight; no weight decay, because the prior already pulls the means
+The paper's own scheme is `undrift.options.PAPER`: norm layers, and one variance per kernel.
+
+NOTHING      the source network as it is
+STATISTICS   norm layers use the statistics of each batch
+DOMAIN       … or their mean over the domain
+AFFINE       batch statistics; scale and shift of the norm layers are trained (Tent)
+WEIGHTS      … and so is every weight
+BAYES        mean and variance of every weight; no weight decay, because the prior already pulls the means
 """
 
 from undrift.options import PAPER, Options
@@ -19,6 +20,5 @@ STATISTICS = _PLAIN.replace(norm_statistics="batch", norm_affine=False)
 DOMAIN = _PLAIN.replace(norm_statistics="domain", norm_affine=False)
 AFFINE = _PLAIN.replace(norm_statistics="batch")
 WEIGHTS = AFFINE.replace(train="*")
-PERTURBATION = PAPER
 # The KL holds a mean near the source's weight; weight decay would pull it to 0, which is not this prior.
 BAYES = PAPER.replace(train="*", conv_sharing="weight", linear_sharing="weight", weight_decay=0.0)

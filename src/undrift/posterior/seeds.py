@@ -7,7 +7,6 @@ same key gives the same noise, on any batch split, on any rank, and when a check
 
 import itertools
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from undrift import kernels
-from undrift._errors import UndriftError, UndriftWarning
+from undrift._errors import UndriftError
 from undrift.kernels.keys import key_of_use
 from undrift.posterior.replay import Replay
 from undrift.system.private import (
@@ -26,7 +25,8 @@ from undrift.system.private import (
     in_backward,
     in_function_transform,
 )
-from undrift.system.ranks import Share, divided, rank
+from undrift.system.ranks import Share, divide, rank
+from undrift.system.warning import warn
 
 T = TypeVar("T")
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
@@ -37,7 +37,7 @@ _traced: dict[int, dict[int, int]] = {}
 
 
 def count_traced(ident: int, number: int | None = None) -> int:
-    """Return how often a weight was used before in the graph being traced; without a number, start such a graph.
+    """Count a weight's uses in the graph being traced, and return those before; without a number, start a graph.
 
     The compiler runs it while tracing, once a call.
     """
@@ -82,9 +82,9 @@ class Key(nn.Module):
         traced: a graph that holds the whole forward pass is being traced.
         stale: a compiled forward pass has moved the step.
         handles: where log-variances' gradients go in a graph that holds the KL (`kernels.share`).
-        offered: the handles of the pass that begins next.
+        next_handles: those of the pass that begins next.
         parts: each log-variance as a part of the KL's row, in an uncompiled pass that shares it.
-        lent: the parts of the pass that begins next.
+        next_parts: those of the pass that begins next.
         waiting: the weights whose hook has not fired yet, by number.
         share: how the rows of the batch that passes lie on several processes; None where this one has them all.
     """
@@ -106,9 +106,9 @@ class Key(nn.Module):
         self.traced = False
         self.stale = False
         self.handles: tuple[Tensor, ...] | None = None
-        self.offered: tuple[Tensor, ...] | None = None
+        self.next_handles: tuple[Tensor, ...] | None = None
         self.parts: tuple[Tensor, ...] | None = None
-        self.lent: tuple[Tensor, ...] | None = None
+        self.next_parts: tuple[Tensor, ...] | None = None
         self.waiting: dict[int, str] = {}
         self.share: Share | None = None
         self.replay = Replay()
@@ -122,8 +122,8 @@ class Key(nn.Module):
         self.step.zero_()
         self.calls, self.current = {}, None
 
-    def enlist(self, number: int) -> None:
-        """Count a weight in: its keys are made with those of all others."""
+    def add_weight(self, number: int) -> None:
+        """Reserve the keys of a weight."""
         self.weights = max(self.weights, number + 1)
         self.current = None
 
@@ -145,8 +145,8 @@ class Key(nn.Module):
         # Without noise no keys: an exported mean network is PyTorch's operators alone.
         self.graph = operators.keys(self.seed, self.step, 2 * self.weights, USES) if self.noisy else None
         self.stale = True
-        self.handles, self.offered = self.offered, None  # what a pass that raised has left is nobody's
-        self.parts = self.lent = None
+        self.handles, self.next_handles = self.next_handles, None  # what a pass that raised has left is nobody's
+        self.parts = self.next_parts = None
 
     @hidden_from_compiler
     def _begin(self) -> None:
@@ -155,8 +155,8 @@ class Key(nn.Module):
                 "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
                 "Call it directly, or use the source network: with model.off()."
             )
-        self.traced, self.handles, self.offered = False, None, None
-        self.parts, self.lent = self.lent, None
+        self.traced, self.handles, self.next_handles = False, None, None
+        self.parts, self.next_parts = self.next_parts, None
         self.replay.open()
         if not in_backward():
             self.step.add_(1)
@@ -178,17 +178,15 @@ class Key(nn.Module):
     def _warn_waiting(self) -> None:
         names = list(self.waiting.values())
         self.waiting = {}
-        warnings.warn(
+        warn(
             f"the forward pass never called {', '.join(names)}: perturbed, but without effect. If the network uses "
-            f"their weights in another way, the noise is missing there; leave them out: exclude={tuple(names)!r}.",
-            UndriftWarning,
-            stacklevel=2,
+            f"their weights in another way, the noise is missing there; leave them out: exclude={tuple(names)!r}."
         )
 
     # Batches that lie on several processes ------------------------------------------------------------------------
 
     def first_row(self, rows: int) -> int:
-        """Return where the rows that a layer sees begin in the whole batch; an image may be several of them."""
+        """Return where a layer's rows begin in the whole batch (an image may have several rows)."""
         if self.share is None:
             return rank() * rows  # in a loop of the user's own, where processes have equal shares
         return self.share.first * (rows // self.share.own)
@@ -200,7 +198,7 @@ class Key(nn.Module):
     @contextmanager
     def dividing(self, batch: Tensor) -> Iterator[Tensor]:
         """Give this process its part of a batch that every process holds, for as long as it passes."""
-        self.share, mine = divided(batch)
+        self.share, mine = divide(batch)
         try:
             yield mine
         finally:
@@ -208,7 +206,7 @@ class Key(nn.Module):
 
     # What layers ask for -----------------------------------------------------------------------------------------
 
-    def next(self, number: int) -> Tensor | None:
+    def next_key(self, number: int) -> Tensor | None:
         """Return a key that no other call of this step gets (local noise: each use of a layer is independent).
 
         None where noise is off.
@@ -218,7 +216,7 @@ class Key(nn.Module):
             return self._next(number) if self.noisy else None
         return self.once(lambda: self._next(number) if self.noisy else None, number)
 
-    def of(self, number: int) -> Tensor | None:
+    def weight_key(self, number: int) -> Tensor | None:
         """Return the key of one weight in this step (a drawn weight is the same in each use), or None: noise is off."""
         return self.once(lambda: self._now()[2 * number + 1] if self.noisy else None, number)
 
@@ -277,5 +275,5 @@ class Key(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside mean() is a perturbed network all the same, and has no pass under way.
-        of_a_pass = dict.fromkeys(("current", "graph", "handles", "offered", "parts", "lent", "share"))
+        of_a_pass = dict.fromkeys(("current", "graph", "handles", "next_handles", "parts", "next_parts", "share"))
         return {**self.__dict__, **of_a_pass, "noisy": True, "calls": {**self.calls}}

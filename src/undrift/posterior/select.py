@@ -26,7 +26,7 @@ def plain_name(name: str) -> str:
 
 
 def one_of(names: Iterable[str]) -> str:
-    """Return the last sentence of an error about a name that no module has."""
+    """Return the sentence of an error that lists the names of modules."""
     listed = ", ".join(name for name in names if name)
     if not listed:
         return "The network has no submodules: leave it out."
@@ -42,7 +42,7 @@ def matching(name: str, patterns: Iterable[str]) -> str | None:
 
 def choose(net: nn.Module, options: Options) -> list[Choice]:
     """Return every convolution, linear and attention layer, with the reason if it is left out; raise if all are."""
-    chosen = listed(net, options)
+    chosen = candidates(net, options)
     # layers=() asks for no noise: a scheme that changes only norm layers or weights.
     if options.layers and all(c.why_not for c in chosen):
         found = ", ".join(f"{c.name}: {c.why_not}" for c in chosen) or "no convolution, linear or attention layer"
@@ -52,7 +52,7 @@ def choose(net: nn.Module, options: Options) -> list[Choice]:
     return chosen
 
 
-def listed(net: nn.Module, options: Options) -> list[Choice]:
+def candidates(net: nn.Module, options: Options) -> list[Choice]:
     """Return every convolution, linear and attention layer, with the reason if it is left out."""
     # The out-projection of an attention is a Linear that is never called; it belongs to its parent.
     inner = {id(a.out_proj) for a in net.modules() if isinstance(a, nn.MultiheadAttention)}

@@ -3,12 +3,13 @@
 `off()` and `remove()` restore these, and the norm layers' own tensors, which `norm.Norm` keeps.
 """
 
-import warnings
+import math
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftWarning
+from undrift.system.private import write_count
+from undrift.system.warning import warn
 
 
 class SourceState:
@@ -20,8 +21,7 @@ class SourceState:
         self._left: list[bool] | None = None  # the flags of the perturbed network while it is off
         self._grads = [(p, p.requires_grad) for p in net.parameters()]
         self._names = [name for name, _ in net.named_parameters()]
-        # How often each weight had been written to when it was given back; None if it was gone.
-        self._written: list[int | None] = []
+        self._written: list[float] = []  # `_write_counts` at the last `restore`
         self._warned = False
         self._buffers = [(m, n, b.detach().clone()) for m in modules for n, b in m._buffers.items() if b is not None]
         # It packs padded batches before it checks for hooks, and hooked layers cannot take packed ones.
@@ -36,8 +36,7 @@ class SourceState:
         for parameter, flag in self._grads:
             parameter.requires_grad_(flag)
         self._restore_buffers()
-        there = {id(p) for p in self.net.parameters()}
-        self._written = [_writes(p) if id(p) in there else None for p, _ in self._grads]
+        self._written = self._write_counts()
 
     def leave(self) -> None:
         """Freeze the weights, and undo what forward passes in train mode did to the source's buffers."""
@@ -59,20 +58,22 @@ class SourceState:
         some layers write in a forward pass (an embedding with `max_norm`). Moves to another device or dtype do not
         count; writes past autograd (`weight.data.copy_`) are not seen.
         """
-        there = {id(p) for p in self.net.parameters()}
-        weights = zip(self._names, self._grads, self._written, strict=True)
-        gone = [(name, p) for name, (p, _), count in weights if count is not None and _written(p, count, there)]
-        if not gone or self._warned:
+        counts = zip(self._names, self._written, self._write_counts(), strict=True)
+        changed = [name for name, before, now in counts if now > before]
+        if not changed or self._warned:
             return
         self._warned = True
-        few = ", ".join(name for name, _ in gone[:3]) + (", …" if len(gone) > 3 else "")
-        warnings.warn(
-            f"{len(gone)} weights of the source network ({few}) were written to or replaced inside `with "
+        few = ", ".join(changed[:3]) + (", …" if len(changed) > 3 else "")
+        warn(
+            f"{len(changed)} weights of the source network ({few}) were written to or replaced inside `with "
             "model.off():`; needed: unchanged weights, because σ, the prior and the norm statistics belong to them. "
-            "For other weights: net = model.remove(), load them, undrift.perturb(net).",
-            UndriftWarning,
-            stacklevel=5,
+            "For other weights: net = model.remove(), load them, undrift.perturb(net)."
         )
+
+    def _write_counts(self) -> list[float]:
+        """Return how often each weight was written to; infinity for one that is gone."""
+        there = {id(p) for p in self.net.parameters()}
+        return [write_count(p) if id(p) in there else math.inf for p, _ in self._grads]
 
     @torch.no_grad()
     def _restore_buffers(self) -> None:
@@ -82,12 +83,3 @@ class SourceState:
                 module._buffers[name] = value.clone()
             elif not torch.equal(now, value.to(now)):
                 now.copy_(value)
-
-
-def _written(weight: Tensor, count: int, there: set[int]) -> bool:
-    return id(weight) not in there or _writes(weight) > count
-
-
-def _writes(weight: Tensor) -> int:
-    """Return how often a tensor was written to; inference tensors do not count."""
-    return 0 if weight.is_inference() else weight._version

@@ -15,8 +15,8 @@ from undrift.system.interrupts import surely
 
 
 @contextmanager
-def moving_by(model: Perturbed, momentum: float) -> Iterator[None]:
-    """Move statistics at another pace for the length of a `with` block."""
+def norm_momentum(model: Perturbed, momentum: float) -> Iterator[None]:
+    """Move norm statistics with another momentum for the length of a `with` block."""
     paces = [policy.momentum for policy in model.norms]
     for policy in model.norms:
         policy.momentum = momentum
@@ -64,13 +64,13 @@ def noisy_statistics(model: Perturbed) -> bool:
 
 
 def quiet_statistics(model: Perturbed) -> bool:
-    """Return whether there are kept norm statistics and none comes from noisy passes, so that no draw fits them."""
+    """Return whether norm statistics are kept and none come from noisy passes: only the mean network fits them."""
     return any(policy.statistics in MOVING for policy in model.norms) and not noisy_statistics(model)
 
 
 @contextmanager
 def one_pass(model: Perturbed) -> Iterator[Perturbed]:
-    """Give the network so that one pass represents its answers, for the length of a `with` block.
+    """Set the network so that a single pass represents its answers, for the length of a `with` block.
 
     That is the mean network, or one draw if kept statistics come from noisy passes. Statistics do not move, and the
     step is restored at the end, so that later noise is unchanged.
@@ -80,7 +80,7 @@ def one_pass(model: Perturbed) -> Iterator[Perturbed]:
 
 
 @contextmanager
-def drawing(key: Key, noisy: bool) -> Iterator[None]:
+def noise_switched(key: Key, noisy: bool) -> Iterator[None]:
     """Switch noise on or off for the length of a `with` block."""
     before, key.noisy = key.noisy, noisy
     try:
@@ -90,17 +90,36 @@ def drawing(key: Key, noisy: bool) -> Iterator[None]:
 
 
 @contextmanager
-def beside_a_step(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
-    """Give the network with or without noise, its norm layers as in a step, but without moving statistics.
+def extra_pass(model: Perturbed, noisy: bool) -> Iterator[Perturbed]:
+    """Give the network for a pass beside the step's own: norm layers work as in a step, but statistics do not move.
 
     With `rest()`, "train" would use the moved average instead of the batch's statistics, and noisy averages do not fit
     the mean network: in steps of a ResNet-50 on sketches it was right for 17 %, with batch statistics for 40
     (benchmarks/noise_statistics.py).
     """
     # A pace of 0 keeps an average; the average over a domain has no pace, so all but "train" rest.
-    with drawing(model.key, noisy), model.rest(), moving_by(model, 0.0):
+    with noise_switched(model.key, noisy), model.rest(), norm_momentum(model, 0.0):
         model.key.training = model.options.norm_statistics == "train"
         yield model
+
+
+def named_learnables(model: Perturbed) -> dict[str, nn.Parameter]:
+    """Return what is trained of the network itself (norm affine, weights), without log-variances, by name."""
+    return {n: p for n, p in model.named_parameters() if p.requires_grad and not n.startswith("noise.")}
+
+
+def named_sources(model: Perturbed) -> dict[str, Tensor]:
+    """Return the source's values of `named_learnables`, by the same names; the tensors themselves, not copies."""
+    waiting = {
+        id(held.layer._parameters[name]): tensor
+        for held in (*model.norms, *model.trained)
+        for name, tensor in held.away.items()
+        if tensor is not None and held.layer._parameters.get(name) is not None
+    }
+    for change in model.changes():
+        # Where U is 0 nothing is changed, whatever V is.
+        waiting[id(change.left)], waiting[id(change.right)] = torch.zeros_like(change.left), change.right.detach()
+    return {n: waiting[id(p)] for n, p in named_learnables(model).items()}
 
 
 def adapted(model: Perturbed) -> dict[str, Tensor]:
@@ -129,11 +148,11 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
         )
     for name, tensor in own.items():
         tensor.copy_(state[name])
-    filled_in(model)
+    forget_noise_seen(model)
 
 
-def filled_in(model: Perturbed) -> None:
-    """Forget what is known of the statistics, after another state was filled in."""
+def forget_noise_seen(model: Perturbed) -> None:
+    """Forget whether kept statistics have seen noise, because others took their place."""
     for policy in model.norms:
         policy.noisy = False
 

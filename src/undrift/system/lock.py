@@ -17,7 +17,7 @@ _LOCKED: "weakref.WeakSet[IO[Any]]" = weakref.WeakSet()
 
 
 def marked(file: IO[Any], place: Path) -> bool:
-    """Lock an open file until it is closed; False where another process has it, or nothing is at its place any more."""
+    """Lock an open file until it is closed; False if another process holds it, or the path is gone."""
     if _lock(file) is False:
         return False
     _LOCKED.add(file)
@@ -25,14 +25,14 @@ def marked(file: IO[Any], place: Path) -> bool:
 
 
 def locked(file: IO[Any], place: Path) -> bool:
-    """Lock an open file until it is closed; False where another process has it, or another file took its place."""
+    """Lock an open file until it is closed; False if another process holds it, or the path is another file now."""
     # Whoever held it may have released and deleted it since we opened it.
     return marked(file, place) and os.path.samestat(os.fstat(file.fileno()), place.stat())
 
 
 @contextmanager
 def held(place: Path) -> Iterator[bool]:
-    """Hold a lock file for the length of a `with` block, then delete it; False where another process has it."""
+    """Hold a lock file for the length of a `with` block, then delete it; False if another process holds it."""
     with place.open("w") as file:
         mine = locked(file, place)
         try:

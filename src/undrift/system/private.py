@@ -2,7 +2,7 @@
 
 No other module may use one; `tests/test_private.py` checks. Checked on PyTorch 2.13. (Attributes of modules
 and tensors that have had their names since 1.x stand where they are used: `_parameters`, `_buffers`, `_modules`,
-`_forward_hooks`, `_version`.)
+`_forward_hooks`.)
 """
 
 import itertools
@@ -26,7 +26,7 @@ ConvNd, ConvTransposeNd, BatchNorm, InstanceNorm = _ConvNd, _ConvTransposeNd, _B
 
 
 def _name(dotted: str, otherwise: Any) -> Any:
-    """Return what has this name in torch, or `otherwise` where there is nothing."""
+    """Return torch's object of this name, or `otherwise` if there is none."""
     try:
         return reduce(getattr, dotted.split("."), torch)
     except AttributeError:
@@ -64,7 +64,7 @@ def in_backward() -> bool:
 
 
 def running_node_number() -> int | None:
-    """Return the number of the node whose gradient is computed now; None: not known, and the latest pass is meant."""
+    """Return the number of the autograd node that is running; None if unknown, which means the latest pass."""
     number = getattr(_running_node(), "_sequence_nr", None)
     return None if number is None else int(number())
 
@@ -155,6 +155,11 @@ def exp_all(values: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the exponential of each tensor, in one launch."""
     together: Callable[[list[Tensor]], Sequence[Tensor]] | None = _name("_foreach_exp", None)
     return together(list(values)) if together is not None else [v.exp() for v in values]
+
+
+def write_count(tensor: Tensor | None) -> int:
+    """Return how often a tensor was written to; 0 for inference tensors, which do not count it."""
+    return 0 if tensor is None or tensor.is_inference() else tensor._version
 
 
 def forget_workers(loader_iterator: object) -> None:

@@ -26,7 +26,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _FAILED = -1  # in place of a number of rows
 
 
-def processes() -> int:
+def world_size() -> int:
     """Return how many processes there are, 1 where nothing is distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -38,7 +38,7 @@ def rank() -> int:
 
 def part(rows: Rows) -> Rows:
     """Return this process's part of a batch: a run of its rows, as long as everybody's or one shorter."""
-    first, last = part_of(len(rows), rank(), processes())
+    first, last = part_of(len(rows), rank(), world_size())
     return rows[first:last]
 
 
@@ -89,7 +89,7 @@ class Share:
             return mine
         padded = mine.new_zeros(max(self.rows), *mine.shape[1:])
         padded[: len(mine)] = mine.detach()
-        return torch.cat([each[:rows] for each, rows in zip(_all(padded), self.rows, strict=True)])
+        return torch.cat([each[:rows] for each, rows in zip(_all_gather(padded), self.rows, strict=True)])
 
     def picked(self, mine: Tensor, kept: Tensor) -> Tensor:
         """Return the rows of the whole batch that a mask keeps, in every process."""
@@ -101,11 +101,11 @@ class Share:
 
     def each(self, mine: Tensor) -> Tensor:
         """Return a tensor of each process as one row: this one's alone where the processes have the same batch."""
-        return mine[None] if self.alike else torch.stack(_all(mine))
+        return mine[None] if self.alike else torch.stack(_all_gather(mine))
 
     def total(self, mine: Tensor) -> Tensor:
         """Return the sum of a tensor over the processes."""
-        return mine if self.alike else summed([mine.clone()])[0]
+        return mine if self.alike else sum_over_processes([mine.clone()])[0]
 
 
 class _Whole(torch.autograd.Function):
@@ -138,9 +138,9 @@ def share_rows(images: Tensor, places: Tensor) -> tuple[Share, Tensor, Tensor]:
     facts = torch.zeros(12, dtype=torch.int64)
     facts[:3] = torch.tensor([len(images), len(places), _DTYPES.index(images.dtype) if len(images) else 0])
     facts[3 : 3 + len(shape)] = torch.tensor(shape)
-    found = torch.stack(_all(facts)).tolist()
+    found = torch.stack(_all_gather(facts)).tolist()
     if any(row[0] == _FAILED for row in found):
-        raise DataError(_told(""))
+        raise DataError(_first_text(""))
     rows = tuple(row[0] for row in found)
     share = Share(rows, rank())
     everywhere = Share(tuple(row[1] for row in found), rank()).join(places)
@@ -151,9 +151,9 @@ def share_rows(images: Tensor, places: Tensor) -> tuple[Share, Tensor, Tensor]:
     return Share((sum(rows),) * len(rows), rank(), alike=True), share.join(images), everywhere
 
 
-def divided(batch: Tensor) -> tuple[Share | None, Tensor]:
+def divide(batch: Tensor) -> tuple[Share | None, Tensor]:
     """Return how a batch that every process holds is divided among them, and this one's part of it."""
-    count = processes()
+    count = world_size()
     if count == 1 or len(batch) < count:
         return (None if count == 1 else Share((len(batch),) * count, rank(), alike=True)), batch
     bounds = (part_of(len(batch), number, count) for number in range(count))
@@ -164,33 +164,33 @@ def tell_failure(error: Exception) -> None:
     """Let the other processes, which wait for this one's part of a batch, raise its error too."""
     facts = torch.zeros(12, dtype=torch.int64)
     facts[0] = _FAILED
-    _all(facts)
-    _told(str(error))
+    _all_gather(facts)
+    _first_text(str(error))
 
 
-def _told(mine: str) -> str:
-    """Return the first text that a process has to say."""
-    return next((text for text in texts(mine) if text), "")
+def _first_text(mine: str) -> str:
+    """Return the first text of a process that is not empty."""
+    return next((text for text in gather_texts(mine) if text), "")
 
 
 # What processes say to each other --------------------------------------------------------------------------------
 
 
-def summed(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Add up tensors over all processes, in place."""
-    _say(tensors, lambda row: _call(dist.all_reduce, row, sent=row))
+    _in_few_messages(tensors, lambda row: _call(dist.all_reduce, row, sent=row))
     return tensors
 
 
-def from_first(tensors: Sequence[Tensor]) -> None:
-    """Give these tensors the values that they have in the first process."""
-    _say(tensors, lambda row: _call(dist.broadcast, row, 0, sent=row))
+def broadcast(tensors: Sequence[Tensor]) -> None:
+    """Give tensors the values that they have in the first process, in place."""
+    _in_few_messages(tensors, lambda row: _call(dist.broadcast, row, 0, sent=row))
 
 
 @torch.no_grad()
-def _say(tensors: Sequence[Tensor], say: Callable[[Tensor], None]) -> None:
-    """Change tensors in place by a message, as many of them in one as are alike."""
-    if processes() == 1:
+def _in_few_messages(tensors: Sequence[Tensor], say: Callable[[Tensor], None]) -> None:
+    """Change tensors in place by a collective, as many in one message as are alike."""
+    if world_size() == 1:
         return
     tensors, waiting = sorted(tensors, key=lambda t: f"{t.dtype} {t.device}"), list[Tensor]()
     for number, tensor in enumerate(tensors):
@@ -205,23 +205,23 @@ def _say(tensors: Sequence[Tensor], say: Callable[[Tensor], None]) -> None:
             waiting = []
 
 
-def texts(mine: str) -> list[str]:
-    """Return a text of each process."""
+def gather_texts(mine: str) -> list[str]:
+    """Return the text of each process."""
     content = torch.frombuffer(bytearray(mine.encode() or b"\0"), dtype=torch.uint8)
-    sizes = tuple(int(size) for size in torch.stack(_all(torch.tensor([len(content)]))))
+    sizes = tuple(int(size) for size in torch.stack(_all_gather(torch.tensor([len(content)]))))
     joined = Share(sizes, rank()).join(content)
     return [bytes(each.numpy()).decode().rstrip("\0") for each in joined.split(sizes)]
 
 
-def agree(mine: str, what: str) -> None:
+def require_equal(mine: str, what: str) -> None:
     """Raise, in every process, unless all say the same.
 
     Args:
         what: they have to agree in, for the error.
     """
-    if processes() == 1:
+    if world_size() == 1:
         return
-    marks = texts(hashlib.blake2b(mine.encode(), digest_size=8).hexdigest())
+    marks = gather_texts(hashlib.blake2b(mine.encode(), digest_size=8).hexdigest())
     if len(set(marks)) > 1:
         others = [number for number, mark in enumerate(marks) if mark != marks[0]]
         raise DataError(
@@ -231,13 +231,13 @@ def agree(mine: str, what: str) -> None:
         )
 
 
-def _all(mine: Tensor) -> list[Tensor]:
-    """Return a tensor of each process; they have the same shape."""
+def _all_gather(mine: Tensor) -> list[Tensor]:
+    """Return the tensor of each process; all have the same shape."""
     given = mine.detach().contiguous()
     if dist.get_backend() == "nccl":
         given = given.to(_place())
     flat = given.view(torch.uint8).reshape(-1) if given.ndim else given.reshape(1).view(torch.uint8)
-    found = [torch.empty_like(flat) for _ in range(processes())]
+    found = [torch.empty_like(flat) for _ in range(world_size())]
     _call(dist.all_gather, found, flat, sent=flat)
     return [each.view(given.dtype).view(given.shape).to(mine.device) for each in found]
 
@@ -262,7 +262,7 @@ def _call(collective: Callable[..., Any], *given: Any, sent: Tensor) -> None:
     except RuntimeError as error:
         found = re.sub(r"^\[.*?\] *", "", str(error).splitlines()[0])[:160]  # where in its source gloo is
         raise ProcessLost(
-            f"another process of this run is gone ({found}); needed: all {processes()} until the end. What it printed "
+            f"another process of this run is gone ({found}); needed: all {world_size()} until the end. What it printed "
             "says why. With checkpoint=… a run goes on from its last whole step, with any number of processes."
         ) from error
     _sent += sent.numel() * sent.element_size()

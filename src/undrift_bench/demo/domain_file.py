@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from undrift.packs.compression import DEFAULT
 from undrift.packs.file import load, save
-from undrift.packs.mean import DEFAULT
 from undrift.predict import predict
 from undrift_bench.demo.rows import OURS, Scored, adapted, labels_of, scored
 from undrift_bench.demo.setting import DemoSetting, World

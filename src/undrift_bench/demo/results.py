@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from undrift.packs.packing import written_by
 from undrift.system import atomic
+from undrift.system.version import own_version
 from undrift_bench.demo.domain_file import Filed
 from undrift_bench.demo.finding import Gain, gain, headline, sentence, spread
 from undrift_bench.demo.rows import OURS, RIVALS, SOURCE, TWIN, Scored
@@ -78,7 +78,7 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
         return {
-            "undrift": written_by(),
+            "undrift": own_version(),
             "machine": {
                 "torch": torch.__version__,
                 "python": platform.python_version(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from undrift.judge.findings import CALIBRATED, reliability_finding, sigma_finding
 from undrift.judge.metrics import Reliability
 from undrift.judge.page import charts
-from undrift.judge.page.charts import Axis, Mark
+from undrift.judge.page.charts import FLAGS, Axis, Mark
 from undrift.judge.page.document import Card
 from undrift.judge.page.markup import number, percent, text
 from undrift.judge.page.recording import CurvePoint, Recording, ShownImage
@@ -281,14 +281,14 @@ def _picture(image: ShownImage, names: Sequence[str] | None) -> str:
     )
 
 
-def _happened(marks: Sequence[Mark], most: int = 9) -> str:
-    last = marks[-most:]
+def _happened(marks: Sequence[Mark]) -> str:
+    last = marks[-FLAGS:]
     rows = "".join(
         f'<li><span class="flag {mark.kind}">{i}</span><time>at image {mark.at:,.0f}</time>'
         f"<span>{text(mark.what)}</span></li>"
         for i, mark in enumerate(last, 1)
     )
-    more = f"<p class=note>{len(marks) - most:,} earlier ones are dashed lines only.</p>" if len(marks) > most else ""
+    more = f"<p class=note>{len(marks) - FLAGS:,} earlier ones are dashed lines only.</p>" if len(marks) > FLAGS else ""
     return f"<ul class=happened>{rows}</ul>{more}" if rows else ""
 
 

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from undrift.judge.page.markup import number, percent, text
 
 Points = Sequence[tuple[float, float]]
+
+FLAGS = 9
+"""The latest marks, which have numbered flags."""
+
 CLOSE = 0.03
 """Part of a chart's width within which the second of two flags stands above the first."""
 
@@ -173,7 +177,7 @@ def diagonal(x: Axis, y: Axis) -> str:
     return f'<path class="line even" d="M{_x(x, x.low)} {_y(y, x.low)}L{_x(x, x.high)} {_y(y, x.high)}"/>'
 
 
-def marked(marks: Sequence[Mark], x: Axis, most: int = 9) -> tuple[str, str]:
+def marked(marks: Sequence[Mark], x: Axis) -> tuple[str, str]:
     """Return marks as dashed lines of a chart, and numbered flags over the last few of them."""
     here = [mark for mark in marks if x.low <= mark.at <= x.high]
     lines = "".join(
@@ -181,7 +185,7 @@ def marked(marks: Sequence[Mark], x: Axis, most: int = 9) -> tuple[str, str]:
         for mark in here
     )
     flags, before, high = "", -1.0, False
-    for i, mark in enumerate(here[-most:], 1):
+    for i, mark in enumerate(here[-FLAGS:], 1):
         place = x.at(mark.at)
         high = place - before < CLOSE and not high
         style = f"left:{100 * place:.2f}%" + ";top:-1.8rem" * high

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 
 from undrift.judge.page.markup import flat, folded, table, text
-from undrift.packs.packing import written_by
 from undrift.system.atomic import write_text
+from undrift.system.version import own_version
 
 Tone = Literal["good", "bad", "warn", "plain"]
 
@@ -95,7 +95,7 @@ def write(path: str | os.PathLike[str], page: str) -> int:
 
 def versions() -> list[tuple[str, str]]:
     """Return what ran, by name."""
-    found = [("undrift", written_by()), ("PyTorch", torch.__version__), ("Python", platform.python_version())]
+    found = [("undrift", own_version()), ("PyTorch", torch.__version__), ("Python", platform.python_version())]
     found.append(("system", f"{platform.system()} {platform.machine()}"))
     if torch.cuda.is_available():
         found.append(("GPU", torch.cuda.get_device_name()))

@@ -20,7 +20,7 @@ from undrift.judge.history import History
 from undrift.judge.metrics import Scores, harmonic_mean
 from undrift.keep.masks import MaskedGradients
 from undrift.likelihood.masks import masks_of
-from undrift.loop.indexed_loader import even
+from undrift.loop.indexed_loader import avoid_last_single
 from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
 from undrift.recipes.method import Method
@@ -151,7 +151,7 @@ class Adapting:
         labels = domain.labels
         assert labels is not None, "a benchmark's images have labels"
         alone = any(policy.statistics == "batch" for policy in model.norms)
-        size = even(batch if alone else LARGE, len(domain))
+        size = avoid_last_single(batch if alone else LARGE, len(domain))
         # A size that adaptation had is known already; another would be tried for a dozen batches.
         centre = replace(self.centre, usual=batch if alone else None)
         scoring = Scoring()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import undrift
-from undrift.packs.mean import mean_shifts, trained_weights
+from undrift.packs.compression import mean_shifts, trained_weights
+from undrift.posterior.kept_statistics import update_by_pass
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise
-from undrift.posterior.statistics import show
 
 EXACT = "exact"
 AGAIN = "+statistics"
@@ -89,7 +89,7 @@ def look_again(model: Perturbed, images: Tensor, size: int) -> None:
             count.zero_()
     model.eval()
     with keeping_noise(model.key):
-        show(model, images.split(size), noisy=model.options.test_samples > 0)
+        update_by_pass(model, images.split(size), noisy=model.options.test_samples > 0)
     for policy, statistics in zip(policies, before, strict=True):
         policy.statistics = statistics
 

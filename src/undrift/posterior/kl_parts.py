@@ -1,4 +1,7 @@
-"""Join all log-variances of a network in one row, so that the KL takes few launches instead of a hundred."""
+"""What the KL is computed from: all log-variances as one row, and the means that are trained.
+
+One row takes few launches, where a network has a hundred log-variances.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,7 +16,7 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.prior import prior_row
 
 
-class Joined(NamedTuple):
+class VarianceRow(NamedTuple):
     """The variances of some weights, each with its prior and half the number of weights behind it."""
 
     log_var: Tensor
@@ -21,13 +24,13 @@ class Joined(NamedTuple):
     half_weights: Tensor
 
 
-def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
-    """Return a row for each device and dtype; `row` holds all log-variances, where `shared` has made one."""
+def variance_rows(model: Perturbed, row: Tensor | None = None) -> list[VarianceRow]:
+    """Return a row for each device and dtype; `row` holds all log-variances, where `share_row` has made one."""
     noises, prior = model.noises(), model.prior
     if row is not None:
         if prior is None or torch.compiler.is_compiling():
-            return [Joined(row, *prior_row(noises))]
-        return [Joined(row, prior.log_prior, prior.half_weights)]
+            return [VarianceRow(row, *prior_row(noises))]
+        return [VarianceRow(row, prior.log_prior, prior.half_weights)]
     places: dict[object, tuple[list[Noise], list[Tensor]]] = {}
     for noise in noises:
         log_var = noise.log_var
@@ -35,8 +38,8 @@ def joined(model: Perturbed, row: Tensor | None = None) -> list[Joined]:
         there.append(noise)
         log_vars.append(log_var if log_var.ndim == 1 else log_var.flatten())
     if len(places) == 1 and prior is not None and (prior.log_prior.device, prior.log_prior.dtype) in places:
-        return [Joined(torch.cat(log_vars), prior.log_prior, prior.half_weights)]
-    return [Joined(torch.cat(log_vars), *prior_row(there)) for there, log_vars in places.values()]
+        return [VarianceRow(torch.cat(log_vars), prior.log_prior, prior.half_weights)]
+    return [VarianceRow(torch.cat(log_vars), *prior_row(there)) for there, log_vars in places.values()]
 
 
 class TrainedMean(NamedTuple):
@@ -69,8 +72,8 @@ def trained_means(model: Perturbed) -> Iterator[TrainedMean]:
             yield TrainedMean(now - source, spread, now, source)
 
 
-def shared(model: Perturbed) -> Tensor | None:
-    """Return all log-variances as one row that the next pass's noise shares with the KL, None where nothing is gained.
+def share_row(model: Perturbed) -> Tensor | None:
+    """Return all log-variances as one row that the KL shares with the next pass's noise; None where nothing is gained.
 
     Both give the row one gradient, where each log-variance would have two to be added: a launch for each layer.
     Uncompiled code splits the row among the layers; a graph that is compiled for CUDA has kernels of its own for this.
@@ -82,13 +85,13 @@ def shared(model: Perturbed) -> Tensor | None:
         return None
     if not torch.compiler.is_compiling():
         row = torch.cat(own)
-        model.key.lent = row.split([len(v) for v in own])
+        model.key.next_parts = row.split([len(v) for v in own])
         return row
     groups, last = zip(*[_arrangement(layer) for _, layer, _ in model.weights], strict=True)
     found = share(own, list(groups), list(last))
     if found is None:
         return None
-    row, model.key.offered = found
+    row, model.key.next_handles = found
     return row
 
 

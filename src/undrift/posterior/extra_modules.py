@@ -1,4 +1,4 @@
-"""Modules that a method adds to a perturbed network: `remove()` removes them, and the domain file stores them."""
+"""Extra modules that a method puts behind layers: `remove()` removes them, and the domain file stores them."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,10 +9,10 @@ from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 
-_KINDS: "dict[str, type[Added]]" = {}
+_KINDS: "dict[str, type[ExtraModule]]" = {}
 
 
-class Added(nn.Module):
+class ExtraModule(nn.Module):
     """A module behind the output of one of the network's own.
 
     A subclass that names its `kind` is found again by `undrift.load`: its parameters are saved as
@@ -36,7 +36,7 @@ class Added(nn.Module):
         _KINDS[cls.kind] = cls
 
     @classmethod
-    def sized_as(cls, tensors: Mapping[str, Tensor]) -> "Added | None":
+    def sized_as(cls, tensors: Mapping[str, Tensor]) -> "ExtraModule | None":
         """Return a fresh module whose parameters have the shapes of these, or None where none can."""
         raise NotImplementedError
 
@@ -50,8 +50,8 @@ class Added(nn.Module):
         return self.behind(module, args, output)
 
 
-def add(model: Perturbed, place: str, module: Added) -> None:
-    """Put a module behind another of the network, by its name, as part of the perturbation; its weights are frozen."""
+def add_extra(model: Perturbed, place: str, module: ExtraModule) -> None:
+    """Put a module behind one of the network's, as part of the perturbation; its weights are frozen."""
     behind = {plain_name(name): m for name, m in model.net.named_modules()}[place]
     module.place = place
     with model.off():  # hooks go on again, with one more, at the end
@@ -59,22 +59,22 @@ def add(model: Perturbed, place: str, module: Added) -> None:
         model.add_hook(behind, module.behind_with_kwargs)
 
 
-def added(model: Perturbed) -> list[Added]:
-    """Return what was added to a network, without modules of such a kind that are its own."""
-    return [module for module in model._modules.values() if isinstance(module, Added)]
+def extra_modules(model: Perturbed) -> list[ExtraModule]:
+    """Return the modules that the perturbation added; the network's own do not count."""
+    return [module for module in model._modules.values() if isinstance(module, ExtraModule)]
 
 
-def added_state(model: Perturbed) -> dict[str, Tensor]:
-    """Return the tensors of what was added, by their names in a domain file."""
+def extra_state(model: Perturbed) -> dict[str, Tensor]:
+    """Return the tensors of the extra modules, by their names in a domain file."""
     return {
         f"{module.place}.{module.kind}.{name}": parameter
-        for module in added(model)
+        for module in extra_modules(model)
         for name, parameter in module.named_parameters()
     }
 
 
-def add_missing(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
-    """Add the modules that a domain file was saved with, where the file has their tensors."""
+def add_saved_extra(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
+    """Add the extra modules whose tensors a domain file holds."""
     places = {plain_name(name) for name, _ in model.net.named_modules()}
     found: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -84,4 +84,4 @@ def add_missing(model: Perturbed, tensors: Mapping[str, Tensor]) -> None:
                 found.setdefault((kind, place), {})[own] = tensor
     for (kind, place), theirs in found.items():
         if (module := _KINDS[kind].sized_as(theirs)) is not None:
-            add(model, place, module)
+            add_extra(model, place, module)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from undrift.packs.quantized import QuantizedShift, quantize
 from undrift.packs.shift import Shift, as_rows
-from undrift.packs.stepped import SteppedShift, in_steps
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
 """Source and adapted value of weights, by name."""
@@ -55,7 +55,7 @@ def at_rate(pairs: Pairs, bits: float) -> dict[str, Shift]:
     for _ in range(ROUNDS):
         middle = (low + high) / 2
         low, high = (low, middle) if taken(2**middle) <= wanted else (middle, high)
-    return {name: SteppedShift.at(_shift(*pair), 2**high * norms[name]) for name, pair in pairs.items()}
+    return {name: QuantizedShift.at(_shift(*pair), 2**high * norms[name]) for name, pair in pairs.items()}
 
 
 def _shift(source: Tensor, adapted: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def _sample(rows: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
 
 def _entropy(rows: Tensor, step: Tensor) -> float:
     """Return the bits that a code of the multiples takes per weight."""
-    c, _ = in_steps(rows, step)
+    c, _ = quantize(rows, step)
     counts = torch.bincount((c - c.min()).long().flatten()).double()
     part = counts[counts > 0] / c.numel()
     return float(-(part * part.log2()).sum()) if len(part) > 1 else 0.0

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from undrift._errors import OptionError
 from undrift.options import _suggest
+from undrift.packs.bit_rate import Pairs, at_rate, each
 from undrift.packs.low_rank import LowRankShift
-from undrift.packs.rate import Pairs, at_rate, each
+from undrift.packs.quantized import QuantizedShift
 from undrift.packs.shift import Shift
-from undrift.packs.stepped import SteppedShift
 from undrift.posterior.perturbed import Perturbed
 
 EXACT = "exact"
@@ -27,8 +27,8 @@ ENOUGH = 1_000_000
 MOST_BITS = 8.0
 
 LEVELS: Mapping[str, Callable[[Tensor], Shift]] = {
-    "signs": partial(SteppedShift.of, levels=2),
-    "ternary": partial(SteppedShift.of, levels=3, dead_zone=0.6),
+    "signs": partial(QuantizedShift.of, levels=2),
+    "ternary": partial(QuantizedShift.of, levels=3, dead_zone=0.6),
 }
 RATE = re.compile(r"(\d+(?:\.\d+)?)-bit")
 RANK = re.compile(r"rank-([1-9]\d*)")

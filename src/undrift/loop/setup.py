@@ -1,10 +1,10 @@
-"""Begin an adaptation: check the arguments, set the network's modes, and undo everything if something fails."""
+"""Set up a loop: check its arguments and its network, set the network's modes, let the likelihood watch it."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,22 +12,29 @@ from torch import Tensor, nn
 
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift._types import Likelihood, Watching
-from undrift.options import Answer, Options, _suggest
+from undrift.loop.balanced import BalancedGather
+from undrift.loop.gather import Gather, check_gather
+from undrift.options import Answer, _suggest
+from undrift.packs.domain_file import DomainFile
+from undrift.packs.open_packs import Place, files_for
 from undrift.posterior.attached import root_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
 from undrift.system import atomic
 from undrift.system.validate import a_type, instead_of, number_from
 
+if TYPE_CHECKING:
+    from undrift.packs.collection import Packs
+
 Keep = Literal["last", "best"]
 
 
-def perturbed(model: nn.Module, verb: str) -> Perturbed:
-    """Return the model, where it is a perturbed network with its perturbation in place."""
+def require_perturbed(model: nn.Module, verb: str) -> Perturbed:
+    """Return the model if it is a perturbed network with its perturbation in place; raise if not."""
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"model is {a_type(model)}; undrift.{verb} needs a torch.nn.Module. "
-            + instead_of(model, "Give it the network.")
+            f"{instead_of(model, 'Give it the network.')}"
         )
     if not isinstance(model, Perturbed):
         to_do = (
@@ -75,15 +82,15 @@ def epoch_plan(
     checkpoint: str | os.PathLike[str] | None,
     checkpoint_steps: Any,
 ) -> EpochPlan:
-    """Return the arguments of `adapt` that say how it goes through the images; raise one error for all wrong ones."""
+    """Return the plan of a call of `adapt`; raise one error for all wrong arguments."""
     if torch.is_inference_mode_enabled():
         raise UndriftError("adapt was called in inference mode, where nothing has a gradient. Leave inference_mode().")
-    steps_wrong = checkpoint_steps is not None and (checkpoint is None or not _count(checkpoint_steps))
+    steps_wrong = checkpoint_steps is not None and (checkpoint is None or not _is_count(checkpoint_steps))
     problems = [
         f"{name}={value!r} is {needed}"
         for name, value, needed, wrong in (
-            ("epochs", epochs, "not a whole number from 1 up", not _count(epochs)),
-            ("batch_size", batch_size, "not a whole number from 1 up", not _count(batch_size)),
+            ("epochs", epochs, "not a whole number from 1 up", not _is_count(epochs)),
+            ("batch_size", batch_size, "not a whole number from 1 up", not _is_count(batch_size)),
             ("keep", keep, f"not one of {', '.join(get_args(Keep))}", keep not in get_args(Keep)),
             (
                 "checkpoint_steps",
@@ -101,6 +108,56 @@ def epoch_plan(
     return EpochPlan(epochs, batch_size, keep == "best", checkpoint, checkpoint_steps)
 
 
+@dataclass(frozen=True)
+class BatchPlan:
+    """How `stream` goes through the batches; made by `batch_plan`.
+
+    Attributes:
+        answer: the pass that answers a batch.
+        lr: the learning rate.
+        episodic: whether every batch starts from the initial state.
+        guard: whether a guard compares with the source; None leaves it to the likelihood.
+        gather: collects images until they are enough for a step; None where each batch makes its own.
+        packs: files of the domains that are known at the start; None in a stream that looks for no domains.
+    """
+
+    answer: Answer
+    lr: float
+    episodic: bool
+    guard: bool | None
+    gather: Gather | BalancedGather | None
+    packs: Sequence[DomainFile] | None
+
+
+def batch_plan(
+    model: Perturbed,
+    answer: Answer | None,
+    lr: float | None,
+    episodic: bool,
+    guard: bool | None,
+    gather: int | None,
+    balanced: bool,
+    packs: "Packs | Place | Sequence[Place] | None",
+) -> BatchPlan:
+    """Return the plan of a call of `stream`: its arguments, checked, or else the options' own."""
+    if guard not in (None, True, False):
+        raise OptionError(
+            f"guard={guard!r} is neither True nor False; needed: one of them, or None for the method's default."
+        )
+    chosen, known = model.options.answer if answer is None else answer, get_args(Answer)
+    if chosen not in known:
+        raise OptionError(
+            f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}. Leave it out for the "
+            f"options' own, {model.options.answer}."
+        )
+    rate: Any = model.options.stream_lr if lr is None else lr
+    number_from(rate, 0, "lr", "The paper's are 7e-5 to 1e-3.")
+    files = None if packs is None else files_for(model, packs, episodic)
+    least = check_gather(gather, balanced, model, episodic)
+    gathers = None if least is None else BalancedGather(least) if balanced else Gather(least)
+    return BatchPlan(chosen, rate, episodic, guard, gathers, files)
+
+
 def check_batches(batches: object) -> None:
     """Raise where what a stream was given is not an iterable of batches."""
     if isinstance(batches, Tensor | np.ndarray | str | Mapping) or not isinstance(batches, Iterable):
@@ -111,26 +168,15 @@ def check_batches(batches: object) -> None:
         )
 
 
-def answer_and_rate(answer: Answer | None, lr: float | None, options: Options) -> tuple[Answer, float]:
-    """Return how a stream answers and its learning rate: what was given, or else the options' own."""
-    chosen, known = options.answer if answer is None else answer, get_args(Answer)
-    if chosen not in known:
-        raise OptionError(
-            f"answer={chosen!r} is not one of {', '.join(known)}{_suggest(str(chosen), known)}. Leave it out for the "
-            f"options' own, {options.answer}."
-        )
-    rate: Any = options.stream_lr if lr is None else lr
-    number_from(rate, 0, "lr", "The paper's are 7e-5 to 1e-3.")
-    return chosen, rate
+def watched_by(model: Perturbed, likelihood: Likelihood) -> AbstractContextManager[None]:
+    """Let the likelihood watch the network for the length of a `with` block."""
+    return likelihood.watch(model) if isinstance(likelihood, Watching) else nullcontext()
 
 
 @contextmanager
 def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
     """Give the network in eval mode, its norm statistics free to move, and let the likelihood watch it."""
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        if isinstance(likelihood, Watching):
-            stack.enter_context(likelihood.watch(model))
+    with evaluating(model), watched_by(model, likelihood):
         model.key.train()
         try:
             yield
@@ -139,15 +185,5 @@ def adapting(model: Perturbed, likelihood: Likelihood) -> Iterator[None]:
             model.settle()  # Ctrl-C inside a norm layer leaves it with the flags of its policy
 
 
-@contextmanager
-def given_back(model: Perturbed) -> Iterator[None]:
-    """Remove the perturbation if a `with` block fails: with a named method the user has no model to do so."""
-    try:
-        yield
-    except BaseException:
-        model.remove()
-        raise
-
-
-def _count(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

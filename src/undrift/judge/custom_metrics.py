@@ -25,7 +25,7 @@ class Metric(Protocol):
         """Forget all batches."""
 
 
-class OwnMetrics:
+class CustomMetrics:
     """Metrics by name; each starts afresh on each domain.
 
     Args:

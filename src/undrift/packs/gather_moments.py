@@ -1,4 +1,4 @@
-"""Collect the moments of a domain's images for the router, in passes of the source network."""
+"""Gather the moments of a domain's images, by which a router knows its pack."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ KEPT_STATISTICS = "kept_statistics"
 """The fact that a pack with batch statistics holds those of its whole domain, too."""
 
 
-def state_facts(model: Perturbed, **facts: object) -> None:
-    """Let a model's pack say these facts and no earlier ones, beside how its domain is known."""
+def set_facts(model: Perturbed, **facts: object) -> None:
+    """Replace the facts of a model's pack by these; keep those about moments and statistics."""
     kept = {name: model.facts[name] for name in (FACT, KEPT_STATISTICS) if name in model.facts}
     model.facts = {**facts, **kept}
 
 
-def knows(model: Perturbed) -> bool:
+def has_moments(model: Perturbed) -> bool:
     """Return whether the model's pack will hold moments of its domain."""
     return FACT in model.facts
 
 
 @contextmanager
-def knowing(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None]]:
+def gathering_moments(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None]]:
     """Gather moments during passes of the source network; call the yielded function after each pass.
 
     Args:
@@ -38,13 +38,13 @@ def knowing(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None
         return
     with watching(root_of(model.net)) as watch:
 
-        def know() -> None:
+        def add() -> None:
             seen = watch.moments()
             if seen is not None:
                 seen = replace(seen, mean=model.key.whole(seen.mean), var=model.key.whole(seen.var))
             gathering.add(seen)
 
-        yield know
+        yield add
     source = DomainMoments.of_source(root_of(model.net))
     if (moments := gathering.moments(whole=True, source=source)) is not None:
         moments.put(model)

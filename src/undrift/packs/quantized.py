@@ -1,4 +1,4 @@
-"""Shifts as whole multiples of one step per kernel, with any number of levels, three, or two.
+"""Quantized shifts: whole multiples of one step per kernel, with any number of levels, three, or two.
 
     shift[k, i] ≈ step[k] · c[k, i],   c one of `levels` evenly spaced numbers around 0
 
@@ -33,7 +33,7 @@ ALIKE = 0.05
 """The part of a step that multiples of it may be off, after they were added to a float32 weight and taken off again."""
 
 
-class SteppedShift(Shift):
+class QuantizedShift(Shift):
     """A shift in whole multiples of one step per kernel."""
 
     kind = "stepped"
@@ -42,7 +42,7 @@ class SteppedShift(Shift):
         self.digits, self.step, self.levels, self.shape = digits, step, levels, shape
 
     @classmethod
-    def of(cls, shift: Tensor, levels: int, dead_zone: float = 0.5) -> "SteppedShift":
+    def of(cls, shift: Tensor, levels: int, dead_zone: float = 0.5) -> "QuantizedShift":
         """Return a shift compressed with the steps of least squares.
 
         Args:
@@ -65,7 +65,7 @@ class SteppedShift(Shift):
         return cls._with(_multiples(rows, step, levels, dead_zone), step, levels, tuple(shift.shape))
 
     @classmethod
-    def at(cls, shift: Tensor, step: Tensor) -> "SteppedShift":
+    def at(cls, shift: Tensor, step: Tensor) -> "QuantizedShift":
         """Return a shift in multiples of about these steps, one per kernel.
 
         What was below a step is lost, so the steps grow until each kernel's shift has its whole length again along its
@@ -73,7 +73,7 @@ class SteppedShift(Shift):
         shift that is too short everywhere does not, which is what least squares gives.
         """
         rows = as_rows(shift)
-        c, own = in_steps(rows, step)
+        c, own = quantize(rows, step)
         power = (rows * c).sum(1)
         whole = rows.square().sum(1) / power.clamp(min=torch.finfo(torch.float32).tiny)
         exact = (rows - own.unsqueeze(1) * c).abs().amax(1) <= 2 * ALIKE * own
@@ -83,13 +83,13 @@ class SteppedShift(Shift):
         return cls._with(c, own, 2 * max(1, int(c.abs().max())) + 1, tuple(shift.shape))
 
     @classmethod
-    def _with(cls, c: Tensor, step: Tensor, levels: int, shape: tuple[int, ...]) -> "SteppedShift":
+    def _with(cls, c: Tensor, step: Tensor, levels: int, shape: tuple[int, ...]) -> "QuantizedShift":
         digits = (c + (levels - 1) / 2).round().to(torch.uint8).flatten()
         return cls(packed(digits, levels), step, levels, shape)
 
-    def to(self, device: torch.device | str) -> "SteppedShift":
+    def to(self, device: torch.device | str) -> "QuantizedShift":
         """Return the same shift on a device."""
-        return SteppedShift(self.digits.to(device), self.step.to(device), self.levels, self.shape)
+        return QuantizedShift(self.digits.to(device), self.step.to(device), self.levels, self.shape)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the packed digits and the steps."""
@@ -119,7 +119,9 @@ class SteppedShift(Shift):
         return shortest(self.digits, self.levels, math.prod(self.shape))
 
     @classmethod
-    def read(cls, shape: tuple[int, ...], described: Mapping[str, Any], stored: Mapping[str, Tensor]) -> "SteppedShift":
+    def read(
+        cls, shape: tuple[int, ...], described: Mapping[str, Any], stored: Mapping[str, Tensor]
+    ) -> "QuantizedShift":
         """Return the shift that a file describes."""
         levels = int(described["levels"])
         base = int(described.get("base", levels))
@@ -136,8 +138,8 @@ class SteppedShift(Shift):
         return cls(digits, step.float(), levels, shape)
 
 
-def in_steps(rows: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the multiples that shifts become, and the steps they are of: the given ones, or such as hold more.
+def quantize(rows: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Return shifts as whole multiples, and their steps: the given ones, or larger where the multiples do not fit.
 
     A kernel whose largest shift is beyond the levels gets a longer step. One that has been in multiples of a step not
     much finer than this keeps them: a pack that was loaded and saved again loses nothing.

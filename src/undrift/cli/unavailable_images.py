@@ -11,7 +11,7 @@ from undrift.images.sources import ArraySource, FileSource, LostSource, Source, 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENOTCONN)
 
 
-def check_reach(sources: Sequence[Source], broken: Mapping[str, str]) -> None:
+def check_available(sources: Sequence[Source], broken: Mapping[str, str]) -> None:
     """Raise if one of the images that could not be read is out of reach, as it must not count as damaged for good.
 
     An error of the system means that if the image is there again, or its folder is not, or neither the first nor the

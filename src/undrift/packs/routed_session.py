@@ -13,16 +13,16 @@ from undrift.answer.prediction import Prediction
 from undrift.packs.moments import watching
 from undrift.packs.routed import Routed
 from undrift.packs.router import SOURCE, Routes
+from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.statistics import warn_of_mean
 from undrift.system.validate import generator_or_seed
 
 if TYPE_CHECKING:
     from undrift.packs.collection import Packs
 
 
-class Routing:
-    """What one call of `Packs.predict` asks, over its batches; noise continues from one batch to the next."""
+class RoutedSession:
+    """The answers of one call of `Packs.predict`, batch by batch; noise continues from one batch to the next."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Routing:
         with self.packs.on(name) as model:
             samples = checked_samples(model, self.samples)
             if samples == 0 and isinstance(model, Perturbed):
-                warn_of_mean(model, stacklevel=7)
+                warn_of_mean(model)
             sides = views_asked(model, self.views)
             if name not in self._sessions:
                 self._sessions[name] = PredictSession(model, self.generator, samples)

@@ -1,6 +1,5 @@
-"""Check whether kept norm statistics fit the mean network, and collect new ones in a pass over the domain."""
+"""Kept norm statistics: whether they fit the mean network, and new ones from a pass over the domain."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -8,12 +7,14 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from undrift._errors import OptionError, UndriftWarning
+from undrift._errors import OptionError
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.state import keeping_noise, noisy_statistics
+from undrift.system.private import write_count
+from undrift.system.warning import warn
 
 INERT = 0.02  # σ over a kernel's standard deviation below which statistics hardly change; as released it is 0.001
 
@@ -35,42 +36,37 @@ def noise_kept(model: Perturbed) -> float:
     return largest if largest > INERT else 0.0
 
 
-def warn_of_mean(model: Perturbed, stacklevel: int = 4) -> None:
+def warn_of_mean(model: Perturbed) -> None:
     """Warn, once per network, if it answers without noise and its kept norm statistics come from noisy passes.
 
     Every prediction without draws calls this. Statistics that have not moved since the last call are not checked again,
     nor are those that the replay of a CUDA graph moved.
-
-    Args:
-        stacklevel: how far up the caller is; 4 is behind `predict` and its no_grad.
     """
     if model.options.norm_statistics not in MOVING or (seen := _looked_at.get(model, (None, 0))) is None:
         return
     kept = next((p.layer._buffers["running_mean"] for p in model.norms if p.statistics in MOVING), None)
     if kept is None:
         return
-    version = 0 if kept.is_inference() else kept._version  # filling in writes into the same tensor
+    version = write_count(kept)  # filling in writes into the same tensor
     if seen[0] is kept and seen[1] == version:
         return
     size = noise_kept(model)
     _looked_at[model] = None if size else (kept, version)
     if size:
         asked = "samples=0 asks the network without noise; needed: draws, or statistics of its own"
-        warn_of_noise(size, asked, "Ask for samples=1 or more, or export(model, path, images=…).", stacklevel + 1)
+        warn_of_noise(size, asked, "Ask for samples=1 or more, or export(model, path, images=…).")
 
 
-def warn_of_noise(size: float, asked: str, to_do: str, stacklevel: int) -> None:
+def warn_of_noise(size: float, asked: str, to_do: str) -> None:
     """Warn that statistics kept from passes with noise of that size do not fit a network without it."""
-    warnings.warn(
+    warn(
         f"norm statistics were kept from passes with noise (σ up to {size:.2f} of a kernel's standard deviation), and "
-        f"{asked}, without which a deep network may lose half of its accuracy. {to_do}",
-        UndriftWarning,
-        stacklevel=stacklevel,
+        f"{asked}, without which a deep network may lose half of its accuracy. {to_do}"
     )
 
 
 @torch.no_grad()
-def show(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
+def update_by_pass(model: Perturbed, batches: Iterable[Tensor], noisy: bool) -> None:
     """Move kept norm statistics by a pass over the batches, in eval mode."""
     with model.rest() if noisy else model.mean():
         model.key.training = True
@@ -87,7 +83,7 @@ def move_statistics(model: Perturbed, batches: Callable[[], Iterable[tuple[Tenso
         )
     if model.options.norm_statistics in MOVING:
         with evaluating(model):
-            show(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)
+            update_by_pass(model, (images for _, images in batches()), noisy=model.options.train_samples > 0)
 
 
 @contextmanager
@@ -101,7 +97,7 @@ def own_statistics(model: Perturbed, batches: Iterable[Tensor]) -> Iterator[None
             policy.statistics = "domain"  # all batches count equally, earlier statistics not at all
             count = policy.layer._buffers["num_batches_tracked"]
             policy.layer._buffers["num_batches_tracked"] = None if count is None else torch.zeros_like(count)
-        show(model, batches, noisy=False)
+        update_by_pass(model, batches, noisy=False)
         yield
     finally:
         for policy, statistics, noisy, buffers in before:
@@ -122,7 +118,7 @@ def keep_statistics(model: Perturbed, batches: Iterable[Tensor]) -> None:
             if (count := policy.layer._buffers["num_batches_tracked"]) is not None:
                 count.zero_()
         with keeping_noise(model.key), evaluating(model):
-            show(model, batches, noisy=bool(model.noise and model.options.train_samples))
+            update_by_pass(model, batches, noisy=bool(model.noise and model.options.train_samples))
     finally:
         for policy, flag in zip(kept, flags, strict=True):
             policy.statistics, policy.by_batch = "batch", flag

@@ -1,7 +1,6 @@
-"""Pack and unpack a domain file: safetensors with a checksum. The layout: docs/reference/format.md."""
+"""The bytes of a domain file: safetensors with a checksum. The layout: docs/reference/format.md."""
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +10,14 @@ import safetensors.torch
 from torch import Tensor
 
 from undrift._errors import DataError
+from undrift.system.version import own_version
 
 VERSION = 3
 READABLE = ("1", "2", "3")
 _LONGEST_HEADER = 100_000_000  # safetensors' own limit
 
 
-def written_by() -> str:
-    """Return the version of this undrift."""
-    try:
-        return importlib.metadata.version("undrift")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def pack(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> bytes:
+def to_bytes(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> bytes:
     """Return a domain file's bytes: a safetensors file with a checksum and a fixed order of its header."""
     content = safetensors.torch.save(dict(tensors))
     start = 8 + int.from_bytes(content[:8], "little")
@@ -41,7 +33,7 @@ def _checksum(header: Mapping[str, Any], data: bytes) -> str:
     return hashlib.sha256(canonical.encode() + data).hexdigest()
 
 
-def unpack(place: Path) -> tuple[bytes, dict[str, str]]:
+def read_bytes(place: Path) -> tuple[bytes, dict[str, str]]:
     """Return a file's bytes and its text header; check the header first, as it may be another, huge file."""
     if place.is_dir():
         raise DataError(f"{place} is a folder; needed: a domain file written by undrift.save. Name the file in it.")
@@ -91,7 +83,7 @@ def _table(place: Path, header: bytes) -> dict[str, Any]:
     if texts["undrift_format"] not in READABLE:
         raise DataError(
             f"{place} has format {texts['undrift_format']}, written by undrift {texts.get('undrift', 'unknown')}; "
-            f"this undrift {written_by()} reads formats up to {VERSION}. Update undrift, or run `undrift adapt` again."
+            f"this undrift {own_version()} reads formats up to {VERSION}. Update undrift, or run `undrift adapt` again."
         )
     return table
 

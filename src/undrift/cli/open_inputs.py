@@ -64,7 +64,7 @@ def perturbed_afresh(opened: Opened, options: Options, seed: int) -> "Perturbed"
     """Return the source network under these options, with its preprocessing and class names."""
     import torch
 
-    from undrift.recipes.perturb_plain import perturb_plain
+    from undrift.recipes.named import perturb_plain
 
     torch.manual_seed(seed)
     model = perturb_plain(opened.source.network, options, torch.Generator().manual_seed(seed))

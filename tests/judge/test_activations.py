@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import undrift
 from undrift import shift
-from undrift.judge.by_image import activations, chosen_layers
+from undrift.judge.activations import activations, chosen_layers
 
 
 class Windows(nn.Module):

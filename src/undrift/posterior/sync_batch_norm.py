@@ -1,4 +1,4 @@
-"""Batch statistics over the images of several processes, and the gradient through them.
+"""Synchronised batch norm: statistics over the images of all processes, and the gradient through them.
 
     M = Σ x / n,   V = Σ (x − M)² / n      over all positions, of the images of all processes
 
@@ -26,7 +26,7 @@ class BatchStatistics(NamedTuple):
 
 
 @torch.no_grad()
-def statistics(x: Tensor, share: Share) -> BatchStatistics:
+def batch_statistics(x: Tensor, share: Share) -> BatchStatistics:
     """Return the statistics of a batch, of which this process has the rows x."""
     x = x.to(wide(x.dtype))
     mean = x.mean(_all_but_channels(x))
@@ -40,12 +40,12 @@ def statistics(x: Tensor, share: Share) -> BatchStatistics:
     return BatchStatistics(whole, var, count)
 
 
-def follow(x: Tensor, found: BatchStatistics, epsilon: float, share: Share) -> Tensor:
-    """Return x for a layer that takes these statistics as fixed, with the gradient that comes through them."""
-    return _Follow.apply(x, found, epsilon, share) if x.requires_grad else x  # type: ignore[no-untyped-call]
+def with_gradient(x: Tensor, found: BatchStatistics, epsilon: float, share: Share) -> Tensor:
+    """Return x for a layer that holds these statistics fixed, with the gradient that flows through them added."""
+    return _WithGradient.apply(x, found, epsilon, share) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
-class _Follow(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, found: BatchStatistics, epsilon: float, share: Share) -> Tensor:
         ctx.save_for_backward(x, found.mean, found.var + epsilon, found.values)
