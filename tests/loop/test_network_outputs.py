@@ -84,3 +84,13 @@ def test_hidden_layers_called_fc_are_not_the_classifier(last: str) -> None:
 def test_a_wrongly_guessed_classifier_is_warned_of() -> None:
     with pytest.warns(undrift.UndriftWarning, match=r"'fc2' gives 6.*call the layer that is 'classifier'"):
         undrift.adapt(chain("answers"), images(64), epochs=1)
+
+
+def test_a_network_of_convolutions_alone_adapts() -> None:
+    """As SqueezeNet: a 1×1 convolution gives the classes, and their maps are averaged."""
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 5, 1)]
+    model = undrift.adapt(nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten()), images(64), epochs=1).model
+    assert model is not None
+    assert model.options.frozen == ("3",)
+    assert undrift.predict(model, images(8)).probs.shape == (8, 5)

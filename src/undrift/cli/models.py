@@ -80,7 +80,7 @@ def load_model(
         found = SourceModel(network, chosen, preprocess, classes)
     else:
         network = _call(package, rest, given)
-        untrained = path is None and _differ(network, _call(package, rest, given))
+        untrained = path is None and _random_weights(network, package, rest, given)
         found = SourceModel(network, chosen, _own_preprocess(network), untrained=untrained)
     if path is not None:
         if colon:
@@ -207,9 +207,13 @@ def _other_name(module_name: str, function: str) -> str:
     return "Check the name, or change to its folder."
 
 
-def _differ(one: nn.Module, other: nn.Module) -> bool:
-    """Return whether two networks of one function have other weights."""
-    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=False)
+def _random_weights(network: nn.Module, module_name: str, function: str, arguments: Arguments) -> bool:
+    """Return whether the function that made a network makes one of other weights next time."""
+    try:
+        again = _call(module_name, function, arguments)
+    except OptionError:  # it works once only
+        return False
+    pairs = zip(network.state_dict().values(), again.state_dict().values(), strict=False)
     return any(isinstance(a, Tensor) and isinstance(b, Tensor) and not torch.equal(a, b) for a, b in pairs)
 
 

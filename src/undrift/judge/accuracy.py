@@ -104,7 +104,9 @@ class Helping:
         if self.classes == 2:
             found.append("of two classes a wrong answer looks much like a right one")
         if self.views == 1:
-            found.append("no view of an image is safe for this network, so it rests on confidence alone")
+            found.append(
+                "it rests on confidence alone, as no mirrored or shifted view of an image is known to keep its label"
+            )
         return tuple(found)
 
     def __str__(self) -> str:

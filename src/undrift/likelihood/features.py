@@ -1,4 +1,7 @@
-"""Find a network's features: the output of a named submodule, or the input of the last linear layer."""
+"""Find a network's features: the output of a named submodule, or the input of the last linear layer.
+
+Of a network of convolutions alone, they are the input of its last one, averaged over positions.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import logits as logits_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import one_of, plain_name
+from undrift.system.private import ConvNd
 
 
 @dataclass(eq=False, kw_only=True)
@@ -53,14 +57,17 @@ def watching(net: nn.Module, name: str | None) -> Iterator[deque[Tensor]]:
     modules = {plain_name(n): m for n, m in net.named_modules() if plain_name(n)}
     seen: deque[Tensor] = deque(maxlen=1)  # a pass over a whole domain must not pile up features
     if name is None and "bottleneck" not in modules:
-        linear = [m for m in modules.values() if isinstance(m, nn.Linear)]
-        if not linear:
+        layers: list[nn.Module] = [m for m in modules.values() if isinstance(m, nn.Linear)]
+        layers = layers or [m for m in modules.values() if isinstance(m, ConvNd)]
+        if not layers:
             raise OptionError(
-                f"{type(net).__name__} has neither a submodule called bottleneck nor a linear layer to take the "
-                f"features from. Name one: features=…, of {', '.join(modules)[:300]}; for a class per pixel take a "
-                'method that needs none: method="tent" or "vmp".'
+                f"{type(net).__name__} has neither a submodule called bottleneck nor a linear layer or convolution to "
+                f"take the features from. Name one: features=…, of {', '.join(modules)[:300]}."
             )
-        handle = linear[-1].register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+        of_positions = isinstance(layers[-1], ConvNd)
+        handle = layers[-1].register_forward_pre_hook(
+            lambda _m, args: seen.append(args[0].flatten(2).mean(2) if of_positions else args[0])
+        )
     else:
         module = named(net, name or "bottleneck")
         handle = module.register_forward_hook(lambda _m, _args, output: seen.append(output))

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from undrift._errors import DataError, OptionError
 from undrift._types import Batches, Step
 from undrift.likelihood.features import SeesFeatures, latest
+from undrift.likelihood.wrap import check_positions
 from undrift.posterior.batch import device_of, to_device
 from undrift.posterior.layers import evaluating
 from undrift.posterior.outputs import logits as logits_of
@@ -99,7 +100,9 @@ class Hcl(SeesFeatures):
         with model.off() as net, evaluating(net):
             for indices, images in batches():
                 views = to_device(images, model), to_device(images, model).flip(-1)
-                parts.append((indices.cpu(), sum(logits_of(net(x)).softmax(1) for x in views)))
+                answers = [logits_of(net(x), model.options.outputs) for x in views]
+                check_positions(self, answers[0])
+                parts.append((indices.cpu(), sum(logits.softmax(1) for logits in answers)))
         if not parts:
             raise DataError("the domain has no batch; pseudo-labels need at least one image. Check the loader.")
         indices, probs = (torch.cat([part[n] for part in parts]) for n in (0, 1))  # type: ignore[misc]

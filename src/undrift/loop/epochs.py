@@ -96,7 +96,7 @@ class Run:
             if self.whole and (self.anywhere or self.start is None):
                 self._save()
             if isinstance(stop, KeyboardInterrupt):
-                where = f"epoch {self.epoch + 1} of {self.plan.epochs}, after {self.done} batches of it"
+                where = f"epoch {self.epoch + 1} of {self.plan.epochs}, after {self._batches_done()}"
                 stop.args = (f"adapt was stopped in {where}. {self._advice('there')}",)
             raise
         if not self.finished:
@@ -250,10 +250,14 @@ class Run:
 
     def _failed(self, error: Exception) -> DataError:
         """Return the error for a data set that raised one."""
+        where = f"epoch {self.epoch + 1}, after {self._batches_done()}"
         return DataError(
-            f"unlabelled raised {type(error).__name__} ({error}) in epoch {self.epoch + 1}, after {self.done} batches "
-            f"of it; adapt needs all its batches. Mend the data set. {self._advice('at the last whole step')}"
+            f"unlabelled raised {type(error).__name__} ({error}) in {where}; adapt needs all of them. Mend the data "
+            f"set. {self._advice('at the last whole step')}"
         )
+
+    def _batches_done(self) -> str:
+        return f"{self.done} of its {self.images.data.steps} batches"
 
     def _advice(self, where: str) -> str:
         """Return where model and checkpoint stand, and how to go on."""

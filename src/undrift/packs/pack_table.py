@@ -33,4 +33,5 @@ def table(packs: Mapping[str, Pack], answered: Mapping[str, int], unknown: int) 
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (HEADER, *rows)
     )
-    return "\n".join([head, "─" * len(head), *body, f"{unknown:,} images fit neither a pack nor the source"])
+    fit = "1 image fits" if unknown == 1 else f"{unknown:,} images fit"
+    return "\n".join([head, "─" * len(head), *body, f"{fit} neither a pack nor the source"])

@@ -1,7 +1,8 @@
 """Find the parts of a network that options name by their role.
 
 `@classifier` is the last layer of the module called classifier, fc, head, …, or else the last one registered with a
-weight matrix. `@bottleneck` is the module of that name (SHOT's). Without such a module the pattern matches nothing.
+weight matrix; of a network of convolutions alone the last of them. `@bottleneck` is the module of that name (SHOT's).
+Without such a module the pattern matches nothing.
 """
 
 from torch import nn
@@ -53,6 +54,8 @@ def find_classifier(net: nn.Module, convolutions: bool = True) -> tuple[str | No
         names = [(stem, name) for depth, stem, name in called if depth == top]
         last = names[-1][1]
         return last, len({stem for stem, _ in names}) == 1 or [last] == matrices[-1:]
+    if not matrices and convolutions:
+        matrices = [name for name, size in sizes.items() if size > 2]
     if not matrices:
         return None, False
     parts = matrices[-1].split(".")

@@ -93,9 +93,9 @@ def _counted(candidates: Sequence[Choice], options: Options) -> list[Choice]:
     last = kept if options.last is None else kept[-options.last :]
     chosen = {id(c) for c in (kept if options.first is options.last is None else [])}
     chosen |= {id(c) for c in first if options.first is not None} | {id(c) for c in last if options.last is not None}
-    return [
-        c if c.why_not or id(c) in chosen else Choice(c.name, c.layer, "not among first/last k") for c in candidates
-    ]
+    given = {name: getattr(options, name) for name in ("first", "last", "skip_first", "skip_last")}
+    by = ", ".join(f"{name}={value}" for name, value in given.items() if value != getattr(Options, name))
+    return [c if c.why_not or id(c) in chosen else Choice(c.name, c.layer, f"left out by {by}") for c in candidates]
 
 
 def _check_patterns(options: Options, names: Sequence[str]) -> None:
