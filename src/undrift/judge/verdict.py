@@ -16,7 +16,7 @@ from torch import Tensor
 
 from undrift._errors import DataError, UndriftWarning
 from undrift.judge.accuracy import Helping
-from undrift.posterior.outputs import rows
+from undrift.posterior.outputs import rows, spread
 
 FALL = 0.5
 """Diversity below this share of the source network's is far below.
@@ -217,10 +217,7 @@ def _on_cpu(
 
 def some_positions(output: Tensor) -> Tensor:
     """Return what a network gave, of each image's pixels or labels some, evenly spread."""
-    if output.ndim == 2:
-        return output
-    flat = output.flatten(2)
-    return flat[..., :: -(-flat.shape[2] // POSITIONS)]
+    return output if output.ndim == 2 else spread(output, POSITIONS)
 
 
 def by_position(output: Tensor) -> Tensor:
