@@ -58,7 +58,7 @@ def watching(net: nn.Module, name: str | None) -> Iterator[deque[Tensor]]:
             raise OptionError(
                 f"{type(net).__name__} has neither a submodule called bottleneck nor a linear layer to take the "
                 f"features from. Name one: features=…, of {', '.join(modules)[:300]}; for a class per pixel take a "
-                'method that needs none: method="tent" or "vmp".'
+                'method that needs none: method="undrift" or "tent".'
             )
         handle = linear[-1].register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
     else:
