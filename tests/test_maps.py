@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 import undrift
+from undrift.likelihood import Teacher
 
 CLASSES = 3
 
@@ -87,6 +88,11 @@ def test_tiles_bound_what_the_network_sees() -> None:
     net.register_forward_hook(lambda module, given, out: seen.append(out.shape[-2:]))
     undrift.predict(net, images(side=40), tile=16)
     assert set(seen) == {(16, 16)}
+    rows = []
+    model = undrift.perturb(net, init_fraction=0.1)
+    net.register_forward_hook(lambda module, given, out: rows.append(len(out)))
+    undrift.predict(model, images(2, side=40), tile=16, samples=4)
+    assert set(rows) == {2}  # one draw at a time
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -149,8 +155,8 @@ def test_every_method_takes_part_or_says_why_not(verb: str, kind: str) -> None:
         except undrift.OptionError:
             continue
         taken.add(name)
-    simple = {"source", "norm-stats", "tent", "tent-ft", "bbb", "vmp"}
-    assert taken == (simple if verb == "adapt" else {*simple, "cotta", "undrift", "undrift-light"})
+    simple = {"source", "norm-stats", "tent", "tent-ft", "bbb", "vmp", "undrift", "undrift-light"}
+    assert taken == (simple if verb == "adapt" else {*simple, "cotta"})
 
 
 @pytest.mark.parametrize("method", ["shot", "nrc"])
@@ -159,6 +165,129 @@ def test_methods_of_whole_images_refuse_pixels(method: str) -> None:
         undrift.adapt(Segmenter(), images(8), method=method, features="stem", batch_size=4)
     with pytest.raises(undrift.OptionError, match="a class per pixel"):
         next(undrift.stream(Segmenter(), [images()], method="roid"))
+
+
+# The default over epochs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (lambda: Segmenter(stride=2, wrap=lambda x: {"out": x}), {}),
+        (lambda: pooled_tagger(), {"outputs": "sigmoid"}),
+    ],
+)
+def test_the_default_adapts_and_comes_back_from_a_file(make: Any, given: Any, tmp_path: Any) -> None:
+    net = make()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    history = undrift.adapt(net, images(72), epochs=1, generator=torch.Generator().manual_seed(0), **given)
+    model = history.model
+    assert model is not None
+    assert any(not torch.equal(before[name], p) for name, p in model.net.named_parameters() if name in before)
+    assert "lowered the entropy" in str(history)
+    assert "lowered the entropy" in str(undrift.History.load(_saved(history, tmp_path)))
+    assert history.verdict is not None
+    told = undrift.predict(model, images(), generator=1)
+    undrift.save(model, tmp_path / "b.safetensors")
+    again = undrift.load(make(), tmp_path / "b.safetensors")
+    torch.testing.assert_close(undrift.predict(again, images(), generator=1).probs, told.probs)
+    with again.off() as source:
+        expected = make().eval()(images())
+        found = source.eval()(images())
+    assert torch.equal(*(x["out"] if isinstance(x, dict) else x for x in (found, expected)))
+
+
+def _saved(history: undrift.History, folder: Any) -> Any:
+    history.save(folder / "history.json")
+    return folder / "history.json"
+
+
+@pytest.mark.parametrize("form", ["loader", "data set", "batches"])
+def test_the_default_finds_pixels_in_whatever_gives_images(form: str) -> None:
+    data = torch.utils.data.TensorDataset(images(12))
+    given: Any = {
+        "loader": torch.utils.data.DataLoader(data, 4),
+        "data set": data,
+        "batches": list(images(12).split(4)),
+    }[form]
+    history = undrift.adapt(Segmenter(), given, epochs=1)
+    assert len(history.steps) == (1 if form == "data set" else 3)
+
+
+@pytest.mark.parametrize("teacher", [False, True])
+def test_a_run_over_epochs_goes_on_where_it_was_stopped(teacher: bool, tmp_path: Any) -> None:
+    class Stop(Exception):
+        pass
+
+    class Breaking(torch.utils.data.Dataset[Tensor]):
+        left = 10**9
+
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, place: int) -> Tensor:
+            Breaking.left -= 1
+            if Breaking.left < 0:
+                raise Stop
+            return images(12)[place]
+
+    def run(left: int, path: Any) -> Any:
+        Breaking.left = left
+        torch.manual_seed(0)
+        order = torch.Generator().manual_seed(0)
+        settings: Any = {"epochs": 2, "batch_size": 4, "generator": order}
+        settings |= {"checkpoint": path, "checkpoint_steps": 1}
+        if teacher:  # whose state has dicts in it
+            return undrift.adapt(undrift.perturb(Segmenter()), Breaking(), Teacher(seed=1), **settings)
+        return undrift.adapt(Segmenter(), Breaking(), **settings)
+
+    whole = run(10**9, tmp_path / "one")
+    used = 10**9 - Breaking.left
+    with pytest.raises(undrift.DataError, match="Stop"):
+        run(used // 2, tmp_path / "two")
+    resumed = run(10**9, tmp_path / "two")
+    assert [row.loss for row in resumed.steps] == [row.loss for row in whole.steps]
+    one, other = (undrift.predict(h.model, images(), generator=0).probs for h in (whole, resumed))
+    assert torch.equal(one, other)
+
+
+def test_settings_of_neighbours_are_refused_for_pixels() -> None:
+    with pytest.raises(undrift.OptionError, match=r"undrift has no setting 'neighbours'"):
+        undrift.adapt(Segmenter(), images(8), neighbours=3)
+
+
+class Lamps(nn.Module):
+    """Dark pixels are background, bright ones class 1; with `sided`, class 2 in the right half."""
+
+    def __init__(self, sided: bool) -> None:
+        super().__init__()
+        self.sided = sided
+        self.head = nn.Conv2d(2, CLASSES, 1)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.tensor([[-4.0, 0.0], [4.0, -4.0], [4.0, 4.0]])[..., None, None])
+            self.head.bias.copy_(torch.tensor([2.0, -2.0, -2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = torch.linspace(-1, 1, x.shape[-1]).sign() if self.sided else -torch.ones(x.shape[-1])
+        bright = x[:, :1]
+        logits: Tensor = self.head(torch.cat([bright, side.expand_as(bright)], 1))
+        return logits
+
+
+@pytest.mark.parametrize("sided", [False, True])
+def test_views_have_to_keep_the_labels_of_rare_classes_too(sided: bool) -> None:
+    random = torch.Generator().manual_seed(0)
+    dark = 0.02 * torch.rand(72, 1, 32, 32, generator=random)
+    for image in dark:
+        top, left = torch.randint(28, (2,), generator=random).tolist()
+        image[0, top : top + 4, left : left + 4] += 0.9  # 2 % of the pixels
+    history = undrift.adapt(Lamps(sided), dark, epochs=1, adapt_lr=0.0)
+    assert history.views is not None
+    assert ("mirror" in history.views) is not sided
+    verdict = undrift.adapt(Lamps(sided), dark, method="source").verdict
+    assert verdict is not None
+    assert verdict.helping is not None
+    assert verdict.helping.views == (2 if sided else 4)  # with the shift
 
 
 def test_cotta_says_that_a_network_of_one_size_is_not_for_it() -> None:
@@ -196,6 +325,33 @@ def test_scores_count_pixels_and_leave_void_out() -> None:
     probs = undrift.predict(net, images()).probs[1:].movedim(1, -1).flatten(0, -2)
     ece = multiclass_calibration_error(probs, known.flatten(), CLASSES, n_bins=15)
     assert scores.ece == pytest.approx(float(ece), abs=1e-6)
+
+
+def test_label_255_is_a_class_of_a_network_that_has_it() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 300, 1)).eval()
+    truth = torch.full((4, 16, 16), 255)
+    scores = undrift.evaluate(net, [(images(), truth)]).results[0].scores
+    assert scores.count == truth.numel()
+    with pytest.raises(undrift.DataError, match="no images were scored"):
+        undrift.evaluate(Segmenter(), [(images(), truth)])
+
+
+def test_a_sample_of_pixels_is_of_the_whole_map() -> None:
+    # 128 × 128 are four times as many pixels as scores look at, and 4 divides 128: every fourth would be a few columns.
+    logits = torch.zeros(64, 2, 128, 128)
+    logits[:, 1, :, 1:] = 9.0
+    logits[:, 1, :, ::4] = -9.0
+    net = nn.Sequential(nn.Conv2d(2, 2, 1))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.eye(2)[..., None, None])
+        net[0].bias.zero_()
+    scores = undrift.evaluate(net, [(logits, torch.zeros(64, 128, 128, dtype=torch.long))]).results[0].scores
+    assert scores.count <= 64 * 4096
+    assert 0.4 < scores.error < 0.8  # of three quarters
+    halves = logits[..., :64, :64].sort(-1).values  # 64 pixels of 64 × 64
+    verdict = undrift.adapt(net, halves, method="source").verdict
+    assert verdict is not None
+    assert verdict.before.predicted == 2
 
 
 def test_labels_of_another_size_are_named() -> None:

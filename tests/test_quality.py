@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import undrift
 from undrift.images import TensorDomain
 from undrift_bench import data, zoo
+from undrift_bench.data.scenes import scenes
+from undrift_bench.zoo.unet import UNet
 
 POINTS = 0.1  # of accuracy; five standard errors of 900 images' are 0.08
 
@@ -69,3 +71,28 @@ def test_a_stream_beats_the_source(digits: tuple[nn.Module, TensorDomain, float]
     passing = shuffled(target)
     answers = undrift.stream(copy.deepcopy(net), passing.batches(64), method=method)
     assert accuracy(undrift.Prediction.cat(answers), passing) > before + POINTS
+
+
+@pytest.mark.slow
+def test_the_default_segments_foggy_scenes_better_than_the_source() -> None:
+    torch.manual_seed(0)
+    net = UNet(2, (8, 16))  # ink or background
+    images, labels = scenes("train", 256)
+    optimiser = torch.optim.Adam(net.parameters(), 5e-3)
+    for _ in range(4):
+        for x, y in zip(images.split(16), labels.split(16), strict=True):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x / 255), (y > 0).long()).backward()
+            optimiser.step()
+    net.eval()
+    images, labels = scenes("test", 64)
+    foggy = undrift.corrupt(images, "fog", 5) / 255
+    labelled = [(foggy, (labels > 0).long())]
+    before = undrift.evaluate(net, labelled).results[0].scores.miou
+    order = torch.Generator().manual_seed(0)
+    model = undrift.adapt(net, foggy, epochs=2, generator=order).model
+    assert model is not None
+    after = undrift.evaluate(model, labelled, samples=2, generator=0).results[0].scores.miou
+    assert before is not None
+    assert after is not None
+    assert after > before + POINTS

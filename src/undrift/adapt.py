@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.epochs import Run
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.many_processes import refuse_indivisible
+from undrift.loop.positions import answers_positions
 from undrift.loop.setup import Keep, adapting, epoch_plan
 from undrift.recipes.named import parts_of, scheme_on
 from undrift.system.progress import Bar
@@ -47,6 +49,7 @@ def adapt(
     A plain network without further arguments uses the method `undrift`. It first collects norm statistics of the
     images, and then trains the means of a Gaussian on every weight but the classifier's until neighbouring images
     agree (see `Nrc`). Steps see each image mirrored or shifted, if a label-free test finds that this changes no label.
+    If the network answers each pixel or label, steps lower the entropy of its answers instead, of all weights.
 
     Each step minimises the objective of paper eq. 3 on one batch, with the number of images as the data size n:
 
@@ -105,6 +108,9 @@ def adapt(
     """
     order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     recipe = methods.chosen(method, "adapt", model, likelihood, keepers)
+    if recipe is not None and recipe.positions:
+        outputs: Any = settings.get("outputs", recipe.options.outputs)
+        recipe = recipe.for_positions() if answers_positions(model, unlabelled, outputs) else recipe
     parts = parts_of(recipe, "adapt", model, settings, likelihood, keepers, preprocess, classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size
@@ -122,4 +128,4 @@ def adapt(
             with Bar("adapt", run.steps, progress, done=run.steps_done) as bar:
                 history = run.go(bar)
             images.warn()  # a run that goes on, or has clean images, sees some of them only now
-            return history
+            return history if recipe is None else replace(history, note=recipe.note)

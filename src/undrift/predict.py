@@ -62,7 +62,7 @@ def predict(
         batch_size: how many images of a tensor to process at once.
         mode: "full", the average of `samples` draws; or "fast", an approximation of it.
         fold_limit: most rows (images × draws) of a pass; 0 makes one pass per draw. Default: 2,048, on a CPU 32, and
-            less if memory runs out.
+            less if memory runs out; with `tile`, 0.
         views: views of an image that change no label, to average over as well: "mirror", "shift". Draws take the views
             in turn, so with as many draws as views they cost nothing. Default: the option `answer_views`, without
             "auto".
@@ -95,5 +95,6 @@ def predict(
             return calibrated(list(session.each(batches_of(images, batch_size), images, fast)), samples)
     full = partial(average, model, samples=samples, temperature=temperature, fold_limit=fold_limit, views=seen)
     if tile is not None:
-        full = partial(over_tiles, full, tile)
+        # One draw at a time: folded, ten draws of a tile would take the memory of ten tiles.
+        full = partial(over_tiles, partial(full, fold_limit=fold_limit or 0), tile)
     return Prediction.cat(session.each(batches_of(images, batch_size), images, full))

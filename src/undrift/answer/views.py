@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from undrift._errors import OptionError
+from undrift.posterior.outputs import spread
 
 AUTO = "auto"
 SURE = 0.5  # the part of the images that the test uses: the most confident ones
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
 LEAST = 64  # images that the test needs before it calls a view safe
+POSITIONS = 4096  # pixels of an image that the test looks at, evenly spread
 UNLIKE = 3.0  # below it in runs of one class of photographs, above it for digits (benchmarks/runs_by_views.py)
 
 
@@ -139,7 +141,10 @@ class SafeViews:
 
     The rule: of the half of the images whose answer is surest, 70 % must keep their label under the view, and of the
     half whose view's answer is surest, 70 % must have it on the image too; the test uses at least 64 images. A network
-    that is unsure of everything passes no view. An image with a class per pixel counts by its means over pixels.
+    that is unsure of everything passes no view.
+
+    Where each pixel (or label) has an answer, the rule is about the surest half of each predicted class's pixels, and
+    the 70 % are a mean over classes: most pixels are background, which looks the same in every view.
 
     Attributes:
         passed: for each view whether it passed; None while too few images were seen.
@@ -152,6 +157,9 @@ class SafeViews:
     def look(self, logits: Tensor, view: str, logits_of_view: Tensor) -> None:
         """Take in the answers to a batch and to its view."""
         p, q = logits.float().softmax(1), logits_of_view.float().softmax(1)
+        if p.ndim > 2:
+            self._found[view].append(_by_class(p, q).cpu())
+            return
         columns = p.amax(1), q.amax(1), (p.argmax(1) == q.argmax(1)).float()
         self._found[view].append(torch.stack([c.reshape(len(c), -1).mean(1) for c in columns], 1).detach().cpu())
 
@@ -165,6 +173,9 @@ class SafeViews:
         if not self._found[view]:
             return math.nan
         rows = torch.cat(self._found[view])
+        if rows.ndim > 2:
+            kept, sure = rows.sum(0)
+            return float(torch.where(sure > 0, kept / sure, torch.nan).nanmean(0).amin())
         count = max(1, int(SURE * len(rows)))
         return min(float(rows[rows[:, side].topk(count).indices, 2].mean()) for side in (0, 1))
 
@@ -182,6 +193,27 @@ class SafeViews:
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from a state."""
         self._found = {name: [state[name].cpu()] if name in state else [] for name in self.names}
+
+
+def _by_class(p: Tensor, q: Tensor) -> Tensor:
+    """Return for each image, class and side how many sure pixels keep their class, and how many there are.
+
+    Args:
+        p: probabilities of the pixels, images × classes × positions; `q`: those of a view of them.
+
+    Returns:
+        Images × 2 × classes × 2 sides: of the pixels sure on the image, and of those sure on its view.
+    """
+    count, classes = p.shape[:2]
+    (sure, label), (sure_of_view, of_view) = (spread(each, POSITIONS).max(1) for each in (p, q))
+    found = p.new_zeros(count, 2, classes, 2)
+    for side, (confidence, own) in enumerate(((sure, label), (sure_of_view, of_view))):
+        for c in own.unique().tolist():
+            mine = own == c
+            counted = mine & (confidence >= confidence[mine].quantile(1 - SURE))
+            found[:, 0, c, side] = (counted & (label == of_view)).sum(1).float()
+            found[:, 1, c, side] = counted.sum(1).float()
+    return found
 
 
 class ViewsInUse:

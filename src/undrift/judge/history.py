@@ -60,6 +60,7 @@ class History:
         model: the network that was adapted; not part of what is saved.
         views: with `answer_views="auto"`, the views that passed the test, over which `predict` averages; else None.
         processes: how many adapted it together; `exchanged`: the bytes that each gave to the others per step.
+        note: what the method did otherwise because of what the network returns, as a sentence; "" if nothing.
     """
 
     steps: tuple[HistoryRow, ...] = ()
@@ -74,6 +75,7 @@ class History:
     views: tuple[str, ...] | None = None
     processes: int = dataclasses.field(default=1, compare=False)
     exchanged: int = dataclasses.field(default=0, compare=False)
+    note: str = ""
 
     @property
     def epochs(self) -> tuple[HistoryRow, ...]:
@@ -95,6 +97,8 @@ class History:
             lines.append(f"{_counted(self.idle_steps, 'step')} not made: nothing was asked of their batch")
         if self.views is not None:
             lines.append(f"views found safe: {', '.join(self.views) or 'none'}")
+        if self.note:
+            lines.append(self.note)
         if self.processes > 1:
             lines.append(f"{self.processes} processes, {self.exchanged:,} bytes exchanged per process and step")
         if self.verdict is not None:
@@ -166,6 +170,7 @@ class History:
             views=None if plain.get("views") is None else tuple(plain["views"]),  # missing in older files
             processes=plain.get("processes", 1),
             exchanged=plain.get("exchanged", 0),
+            note=plain.get("note", ""),
         )
 
     def page(

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from undrift._errors import DataError
-from undrift.posterior.outputs import rows
+from undrift.posterior.outputs import rows, spread
 
 VOID = (-1, -100, 255)
-"""Labels of pixels that no score counts."""
+"""Labels of pixels that no score counts; 255 is a class where there are so many."""
 
 POSITIONS = 4096
 """Pixels of an image that scores other than the intersection over union look at, evenly spread."""
@@ -30,7 +30,7 @@ class Overlap:
     def add(self, answers: Tensor, labels: Tensor) -> None:
         """Take in answers and true classes; void pixels do not count, and no answer is a wrong one."""
         classes = len(self.counts)
-        known = ~_void(labels)
+        known = ~_void(labels, classes)
         truth, told = labels[known].long(), answers[known].long()
         # A pixel without an answer takes away from its true class alone: it is put beside the table.
         place = truth * (classes + 1) + torch.where(told < 0, classes, told)
@@ -53,12 +53,12 @@ def positions(probs: Tensor, labels: Tensor, answers: Tensor) -> tuple[Tensor, T
             f"{tuple(answers.shape)}, one per position that the network answers. Give class indices at the images' "
             "size, 255 where there is none."
         )
-    flat, truth, told = probs.flatten(2), labels.flatten(1), answers.flatten(1)
-    every = -(-flat.shape[2] // POSITIONS)
-    truth, told = truth[:, ::every].flatten(), told[:, ::every].flatten()
-    known = ~_void(truth)
-    return rows(flat[..., ::every])[known], truth[known].long(), told[known]
+    truth, told = (spread(each, POSITIONS, first=1).flatten() for each in (labels, answers))
+    known = ~_void(truth, probs.shape[1])
+    return rows(spread(probs, POSITIONS))[known], truth[known].long(), told[known]
 
 
-def _void(labels: Tensor) -> Tensor:
-    return torch.isin(labels, labels.new_tensor([void for void in VOID if void >= 0 or labels.dtype != torch.uint8]))
+def _void(labels: Tensor, classes: int) -> Tensor:
+    least = 0 if labels.dtype == torch.uint8 else min(VOID)
+    void = [label for label in VOID if label >= least and not 0 <= label < classes]
+    return torch.isin(labels, labels.new_tensor(void))

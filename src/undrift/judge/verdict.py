@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undrift._errors import DataError
 from undrift.judge.accuracy import Helping
-from undrift.posterior.outputs import rows
+from undrift.posterior.outputs import rows, spread
 from undrift.system.warning import warn
 
 FALL = 0.5
@@ -216,10 +216,7 @@ def _on_cpu(
 
 def some_positions(output: Tensor) -> Tensor:
     """Return what a network gave, of each image's pixels or labels some, evenly spread."""
-    if output.ndim == 2:
-        return output
-    flat = output.flatten(2)
-    return flat[..., :: -(-flat.shape[2] // POSITIONS)]
+    return output if output.ndim == 2 else spread(output, POSITIONS)
 
 
 def by_position(output: Tensor) -> Tensor:

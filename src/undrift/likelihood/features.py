@@ -62,7 +62,8 @@ def watching(net: nn.Module, name: str | None) -> Iterator[deque[Tensor]]:
         if not layers:
             raise OptionError(
                 f"{type(net).__name__} has neither a submodule called bottleneck nor a linear layer or convolution to "
-                f"take the features from. Name one: features=…, of {', '.join(modules)[:300]}."
+                f"take the features from. Name one: features=…, of {', '.join(modules)[:300]}; "
+                'for a class per pixel take a method that needs none: method="undrift" or "tent".'
             )
         of_positions = isinstance(layers[-1], ConvNd)
         handle = layers[-1].register_forward_pre_hook(

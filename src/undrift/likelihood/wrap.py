@@ -73,7 +73,7 @@ def check_positions(likelihood: object, logits: Tensor) -> None:
     name = "a likelihood that looks at features" if likelihood is None else getattr(likelihood, "__name__", likelihood)
     raise OptionError(
         f"the network gives {what} (logits of shape {tuple(logits.shape)}), and {name} asks for one class per image. "
-        "Take entropy, Information, Consistency or Teacher (the methods tent and vmp; undrift in a stream), or say "
+        "Take entropy, Information, Consistency or Teacher (the methods undrift, tent and vmp), or say "
         "`per_position = True` of a likelihood of your own that can."
     )
 

@@ -114,8 +114,9 @@ def adapted_answers(
         logits = _all(model, ask, batches, combined(names), in_a_stream)
     safe = tuple(names)
     if test is not None:
+        images = sum(map(len, batches))
         for place, name in enumerate(names):
-            test.look(logits[0], name, logits[2**place])
+            test.look(_of_images(logits[0], images), name, _of_images(logits[2**place], images))
         safe = test.passed or ()
         unsafe = sum(2**place for place, name in enumerate(names) if name not in safe)
         logits = logits[[at for at in range(len(logits)) if not at & unsafe]]
@@ -140,6 +141,11 @@ def _as_in_a_stream(model: Perturbed) -> Iterator[Perturbed]:
     kept = model.options.norm_statistics != "train"
     with keeping_noise(model.key), extra_pass(model, noisy=kept and noisy_statistics(model)):
         yield model
+
+
+def _of_images(found: Tensor, images: int) -> Tensor:
+    """Return rows of positions as images × classes × positions; rows of images as they are."""
+    return found if len(found) == images else found.unflatten(0, (images, -1)).movedim(-1, 1)
 
 
 def _all(

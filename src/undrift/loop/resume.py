@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from undrift.loop.epochs import Run
 
 _COUNTS = ("epoch", "done", "finished", "bad_steps", "lone_batches")
+_IN = "//"  # between the names of a dict and of what is in it
 _LATER = ("over", "idle_steps", "idle_epoch")  # missing in older files
 
 
@@ -58,7 +60,7 @@ def identity(run: "Run") -> dict[str, Any]:
 
 def pack(run: "Run") -> Checkpoint:
     """Return the whole state of a run between two steps."""
-    likelihood = likelihood_state(run.likelihood)
+    likelihood = _flat(likelihood_state(run.likelihood))
     values: dict[str, Any] = {name: getattr(run, name) for name in (*_COUNTS, *_LATER)}
     values |= {
         "under way": run.start is not None,
@@ -106,7 +108,7 @@ def unpack(run: "Run", found: Checkpoint) -> None:
         run.surveys.answers = groups["answers"]
         rows = found.groups["history"]["steps"].tolist()
         run.rows = [HistoryRow(int(epoch), int(step), *numbers) for epoch, step, *numbers in rows]
-        fill_likelihood(run.likelihood, found.values["likelihood"] | groups["likelihood"], run.model)
+        fill_likelihood(run.likelihood, _nested(found.values["likelihood"] | groups["likelihood"]), run.model)
         for number, (keeper, plain) in enumerate(zip(run.stepper.keepers, found.values["keepers"], strict=True)):
             keeper.load_state_dict(plain | found.groups.get(f"keeper{number}", {}))
         run.randomness.put(groups["random"])
@@ -115,6 +117,27 @@ def unpack(run: "Run", found: Checkpoint) -> None:
             f"{run.plan.checkpoint} lacks {error}; needed: a checkpoint as adapt writes it. Delete the file to start "
             "anew."
         ) from error
+
+
+def _flat(state: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """Return a state without dicts in it: "views//mirror" is what was under "mirror" in that under "views"."""
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        nested = isinstance(value, Mapping) and len(value) > 0  # an empty one is a value
+        found |= _flat(value, f"{inside}{name}{_IN}") if nested else {f"{inside}{name}": value}
+    return found
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that `_flat` made flat."""
+    state: dict[str, Any] = {}
+    for name, value in flat.items():
+        *way, last = name.split(_IN)
+        place = state
+        for part in way:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return state
 
 
 def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ Classes are always dimension 1, and every position behind it has a softmax of it
 One logit z where there could be many, a sigmoid's, tells two classes apart: it becomes the two (0, z).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,6 +94,25 @@ def rows(found: Tensor) -> Tensor:
         torch.Size([256, 21])
     """
     return found if found.ndim == 2 else found.movedim(1, -1).flatten(0, -2)
+
+
+def spread(values: Tensor, most: int, first: int = 2) -> Tensor:
+    """Return at most so many positions of each image, evenly spread along every side, in one dimension.
+
+    Args:
+        first: where the sides begin: 2 with classes in front of them, 1 without.
+
+    Examples:
+        >>> spread(torch.arange(16).view(1, 4, 4), most=4, first=1)
+        tensor([[ 0,  2,  8, 10]])
+    """
+    sides = values.shape[first:]
+    step = max(1, int((math.prod(sides) / most) ** (1 / len(sides))))
+    while math.prod(-(-side // step) for side in sides) > most:
+        step += 1
+    # In every dimension: a step along the flattened map may be a multiple of the width, and see one column.
+    places: tuple[Any, ...] = (..., *(slice((min(step, side) - 1) // 2, None, step) for side in sides))
+    return values[places].flatten(first)
 
 
 def per_image(found: Tensor, asking: str) -> Tensor:

@@ -55,6 +55,8 @@ class Method:
         variants: settings by name, such as its authors' values for ImageNet.
         by_loop: what differs in one of its loops, as settings; the row itself is for all others.
         small: what differs for a network with fewer than `SMALL` weights, as settings.
+        positions: what differs for a network that answers each pixel or label, as settings; empty if nothing does.
+        note: a sentence about a choice that was made for the network.
         given: settings that its variant or its loop names.
     """
 
@@ -75,6 +77,8 @@ class Method:
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     by_loop: Mapping[Loop, Mapping[str, object]] = field(default_factory=dict)
     small: Mapping[str, object] = field(default_factory=dict)
+    positions: Mapping[str, object] = field(default_factory=dict)
+    note: str = ""
     given: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -128,6 +132,10 @@ class Method:
         if not self.small or sum(p.numel() for p in sized) >= SMALL:
             return self
         return replace(self._changed(self.small), small={})
+
+    def for_positions(self) -> "Method":
+        """Return the method with the values for a network that answers each pixel or label."""
+        return replace(self._changed(self.positions), positions={})
 
     def _changed(self, settings: Mapping[str, object]) -> "Method":
         """Return the method with settings changed: its own attributes, a preset, options, and those of its parts."""

@@ -12,7 +12,7 @@ undrift recipe".
 
 from functools import partial
 
-from undrift.likelihood import Nrc, Teacher
+from undrift.likelihood import Nrc, Teacher, entropy
 from undrift.options import PAPER
 from undrift.recipes.method import Method
 from undrift.recipes.plain import _SHOT
@@ -42,6 +42,20 @@ _OVER_EPOCHS: dict[str, object] = {
     "step_views": "auto",
     # SHOT's rate for networks that were trained from scratch; 1e-3 is for those that began with ImageNet's weights.
     "small": {"adapt_lr": 1e-2},
+}
+
+# Where each pixel or label has an answer: neighbours are whole images, so steps lower the entropy of the answers. Maps
+# are large, so a step is on 16 images. benchmarks/NOTES.md, "Dense predictions", compares this with a teacher.
+_OVER_EPOCHS["positions"] = {
+    "likelihood": lambda: entropy,
+    "frozen": (),
+    "fast": (),
+    "adapt_lr": 1e-3,
+    "norm_momentum": 0.3,  # few maps tell the statistics of a domain, and few steps have to bring them to predictions
+    "epochs": 5,
+    "batch_size": 16,
+    "note": "The network answers each pixel or label: steps lowered the entropy of its answers, as the neighbours that "
+    "undrift compares otherwise are whole images.",
 }
 
 ROWS = (
