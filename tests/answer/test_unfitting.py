@@ -132,7 +132,7 @@ def test_a_network_of_several_precisions_says_which_it_needs() -> None:
 @pytest.mark.parametrize("verb", ["stream", "stream by tent", "stream by cotta", "predict", "predict, perturbed"])
 def test_an_image_without_a_batch_is_named_with_its_own_shape(verb: str, channels: int) -> None:
     net = convnet(channels)
-    with pytest.raises(undrift.DataError, match=rf"of shape \({channels}, 8, 8\).*Make one.*image\[None\]"):
+    with pytest.raises(undrift.DataError, match=rf"of shape \({channels}, 8, 8\).*make a batch of one.*image\[None\]"):
         VERBS[verb](net, IMAGES[0, :channels])
 
 

@@ -223,10 +223,10 @@ def test_advice_is_for_the_shell(run: Run, adapted: Path) -> None:
 
 def test_the_library_still_says_what_is_reworded() -> None:
     root = Path(undrift.__file__).parents[1]
-    page = ast.parse((root / "undrift" / "cli" / "wording.py").read_text())
+    page = ast.parse((root / "undrift" / "cli" / "shell_wording.py").read_text())
     (words_of,) = (ast.literal_eval(node.value) for node in page.body if isinstance(node, ast.Assign))
     assert len(words_of) > 20
-    text = "".join(path.read_text() for path in root.rglob("*.py") if path.name != "wording.py")
+    text = "".join(path.read_text() for path in root.rglob("*.py") if path.name != "shell_wording.py")
     assert [words for words in words_of if words not in text] == []
 
 

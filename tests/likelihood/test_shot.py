@@ -245,7 +245,7 @@ def test_features_are_stated_by_name() -> None:
         Shot(features="bottelneck").refresh(undrift.perturb(Net()), lambda: iter([(torch.arange(2), x)]))
     with pytest.raises(undrift.OptionError, match="never called"):
         Shot(features="idle").refresh(undrift.perturb(Net()), lambda: iter([(torch.arange(2), x)]))
-    nameless = undrift.perturb(nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten()))
+    nameless = undrift.perturb(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()), layers=())
     with pytest.raises(undrift.OptionError, match=r"neither.*Name one"):
         Shot().refresh(nameless, lambda: iter([(torch.arange(2), x)]))
 
