@@ -16,9 +16,8 @@ from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.epochs import Run
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.many_processes import refuse_indivisible
-from undrift.loop.positions import answers_positions
 from undrift.loop.setup import Keep, adapting, epoch_plan
-from undrift.recipes.named import parts_of, scheme_on
+from undrift.recipes.named import for_outputs, parts_of, scheme_on
 from undrift.system.progress import Bar
 
 if TYPE_CHECKING:
@@ -108,9 +107,7 @@ def adapt(
     """
     order = generator or torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     recipe = methods.chosen(method, "adapt", model, likelihood, keepers)
-    if recipe is not None and recipe.positions:
-        outputs: Any = settings.get("outputs", recipe.options.outputs)
-        recipe = recipe.for_positions() if answers_positions(model, unlabelled, outputs) else recipe
+    recipe = recipe and for_outputs(recipe, model, unlabelled, settings)
     parts = parts_of(recipe, "adapt", model, settings, likelihood, keepers, preprocess, classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import undrift
@@ -254,3 +255,21 @@ def test_the_default_is_the_recipe_and_a_preset_or_a_likelihood_is_vmps(run: Run
         assert undrift.inspect(f"{number}.safetensors").options == undrift.Options()
     assert run(*STREAM, "--answers", "s.csv", "--json").json["method"] == "undrift"
     assert run(*STREAM, "--answers", "d.csv", "--domain", "1.safetensors", "--json").json["method"] is None
+
+
+def test_adapt_takes_the_values_that_python_takes_for_a_network(run: Run, work: Path) -> None:
+    words = ("adapt", "target", "--epochs", "1", "--json")
+    small = run(*words, *MODEL, "--out", "b.safetensors")
+    assert small.json["options"]["adapt_lr"] == 0.01  # of networks with few weights
+    assert run(*words, *MODEL, "--out", "c.safetensors", "--lr", "0.003").json["options"]["adapt_lr"] == 0.003
+    (work / "maps_of_tests.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))\n"
+    )
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    save_file(net.state_dict(), "maps.safetensors")
+    maps = run(*words, "--model", "maps_of_tests:make", "--weights", "maps.safetensors", "--out", "m.safetensors")
+    assert maps.code in (0, 3), maps.err  # random weights may well be made worse
+    history = undrift.History.load("m.history.json")
+    assert "pixel" in history.note

@@ -77,6 +77,7 @@ def run(
     history_path, plot_path = beside(out, ".history.json"), beside(out, ".history.png") if plot else None
     outputs = (out, history_path, plot_path, report)
     opened, domain = open_both(session, model, images, root, outputs, force, chosen.files(), going_on=(checkpoint,))
+    chosen = chosen.fitted(opened.source.network, domain)
     parts = chosen.parts(opened.reader)
     held = hold_if_small(domain, opened.device)
     perturbed = perturbed_afresh(opened, parts.options, seed)
@@ -100,6 +101,8 @@ def run(
             generator=torch.Generator().manual_seed(seed),
             progress=False if session.quiet else None,
         )
+        if chosen.recipe is not None:
+            history = dataclasses.replace(history, note=chosen.recipe.note)
         skipped = crew.all_of(skipped_of(domain, held))
         if events is not None:
             events.history(history)

@@ -12,6 +12,8 @@ from undrift.cli.likelihood_arguments import make_likelihood, read_settings
 from undrift.options import Options, resolve
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from undrift.cli.image_arguments import Reader
     from undrift.recipes.method import Method, Parts
 
@@ -54,6 +56,15 @@ class Chosen:
     def name(self) -> str | None:
         """The method's name; None where there is none."""
         return None if self.recipe is None else self.recipe.name
+
+    def fitted(self, net: "nn.Module", images: Any) -> "Chosen":
+        """Return the choice with the method's values for this network, as `undrift.adapt` takes them."""
+        from undrift.recipes.named import for_outputs
+
+        if self.recipe is None:
+            return self
+        recipe = for_outputs(self.recipe.for_network(net), net, images, self.settings)
+        return Chosen(recipe, self.settings, self.ready and recipe.build(self.settings))
 
     def parts(self, reader: "Reader") -> "Parts":
         """Return options, likelihood and keepers; settings that are images are opened here."""

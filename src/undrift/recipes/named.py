@@ -9,6 +9,7 @@ from torch import nn
 
 from undrift._errors import OptionError, UndriftError
 from undrift._types import Keeper
+from undrift.loop.positions import answers_positions
 from undrift.loop.setup import require_perturbed
 from undrift.options import Options
 from undrift.perturb import perturb
@@ -55,6 +56,12 @@ def parts_of(
     if preprocess is not None and "preprocess" in recipe.settings():
         settings = {**settings, "preprocess": preprocess}  # one value for the file and for augmentations
     return recipe.build(settings)
+
+
+def for_outputs(recipe: Method, net: nn.Module, images: Any, settings: Mapping[str, Any]) -> Method:
+    """Return the method with the values for what the network returns: an answer per image, per pixel or per label."""
+    outputs = settings.get("outputs", recipe.options.outputs)
+    return recipe.for_positions() if recipe.positions and answers_positions(net, images, outputs) else recipe
 
 
 @contextmanager
