@@ -71,8 +71,10 @@ def test_processes_are_one_process_on_the_joined_data(joint: tuple[int, Path], c
     told, wanted = ([of["verdict"]["helping"][name]["value"] for name in ESTIMATES] for of in (each[0], alone))
     assert told == pytest.approx(wanted, abs=1e-5)
     assert each[0]["exchanged"] > 0 == alone["exchanged"]
-    # Nothing is done twice, but for batches with fewer sound images than three processes, which each have whole.
-    assert sum(of["images"] for of in each) <= (1 if count == 2 else 1.3) * alone["images"]
+    # Nothing is done twice, but for batches with fewer sound images than three processes, which each have whole, and
+    # for the first two images, by which each sees what the network returns.
+    first = 2 * (count - 1)
+    assert sum(of["images"] for of in each) - first <= (1 if count == 2 else 1.3) * alone["images"]
 
 
 class Entropy:
