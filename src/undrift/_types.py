@@ -126,14 +126,16 @@ class Doubt(NamedTuple):
 
     Attributes:
         views: the share of images whose label differs from that of a view, with the images' own statistics.
-        away: the distance of their means from the kept ones in the last norm layer (`DomainStatistics.away`).
+        worse: how much less sure their own statistics make the answers, and how much less consistent over views, than
+            the last norm layers' kept ones: a difference of mean confidences plus one of shares of images.
         counted: the entropy of their labels with their own statistics; `kept`: with the last norm layers' kept ones.
 
-    If views agree, `away` is 0 and `kept` equals `counted`: they were not computed.
+    If views agree, `worse` is 0 and `kept` equals `counted`: they were not computed. If `kept` is nearly `counted`,
+    `worse` is 0 for the same reason.
     """
 
     views: float
-    away: float
+    worse: float
     counted: float
     kept: float
 
@@ -166,8 +168,8 @@ class SelfPaced(Protocol):
         """Return probabilities for each view of images separately; an answer would be their mean."""
         ...
 
-    def doubt(self, model: Perturbed, images: Tensor, least: float) -> Doubt:
-        """Return the signs that images are not a sample of their domain; `least` as in `Teacher.doubt`."""
+    def doubt(self, model: Perturbed, images: Tensor, least: float, most: float) -> Doubt:
+        """Return the signs that images are not a sample of their domain; arguments as in `Teacher.doubt`."""
         ...
 
 

@@ -180,15 +180,17 @@ class Teacher:
         return self._told(model, images, views, "batch" if counted else "kept")
 
     @torch.no_grad()
-    def doubt(self, model: Perturbed, images: Tensor, least: float = -1.0) -> Doubt:
+    def doubt(self, model: Perturbed, images: Tensor, least: float = -1.0, most: float = 1.0) -> Doubt:
         """Return what speaks for images being no sample of their domain.
 
-        A batch of one class has statistics that take out what tells it from others: its labels are many, and those of
-        views of an image disagree. What was asked for it is kept for the step that follows.
+        A batch of one class has statistics that take out what tells it from others: with them its labels are many,
+        answers less sure, and those of views of an image disagree. On a hard domain, answers are unsure and views
+        disagree, too, but its own statistics make that no worse. What was asked is kept for the step that follows.
 
         Args:
             least: if views disagree on no more than this share of the images, the other signs do not matter, and the
                 pass that they take is saved.
+            most: likewise if more than this part of the labels' entropy is left with the last layers' kept statistics.
         """
         if images.ndim != 4:
             return Doubt(0.0, 0.0, 0.0, 0.0)
@@ -209,8 +211,13 @@ class Teacher:
         if share <= least:
             return Doubt(share, 0.0, counted_entropy, counted_entropy)
         (kept,) = self._told(model, images[few], [SAME], "kept")
-        kept_entropy, away = _numbers(_spread(kept), self.statistics.away)
-        return Doubt(share, away, counted_entropy, kept_entropy)
+        kept_entropy = float(_spread(kept))
+        if kept_entropy > most * counted_entropy:
+            return Doubt(share, 0.0, counted_entropy, kept_entropy)
+        # All views: one of them alone may be unsafe, and change labels whatever the statistics are.
+        with_kept = [kept, *self._told(model, images[few], list(VIEWS.values()), "again")]
+        with_own = [told[few] for told in self._told(model, images, [SAME, *VIEWS.values()], "batch")]
+        return Doubt(share, float(_trust(with_kept) - _trust(with_own)), counted_entropy, kept_entropy)
 
     def answer(self, logits: Tensor) -> Tensor:  # noqa: ARG002
         """Return the log-probabilities of the answer."""
@@ -261,6 +268,12 @@ def _to(target: Tensor, logits: Tensor) -> Tensor:
 def _spread(probs: Tensor) -> Tensor:
     """Return the entropy of the labels of a batch."""
     return entropy_of(histogram(probs.argmax(1), probs.shape[1])[None] / len(probs))
+
+
+def _trust(told: Sequence[Tensor]) -> Tensor:
+    """Return how sure the answers to a batch are, less the share of images whose views have another label."""
+    apart = torch.stack([disagreement(told[0], of_view) for of_view in told[1:]])
+    return told[0].amax(1).mean() - apart.mean()
 
 
 def _numbers(*found: Tensor) -> list[float]:

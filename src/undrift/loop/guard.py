@@ -11,8 +11,9 @@ If the adapted network is judged worse, the source network answers the batch, an
 is restored. If that is no better, the start state is restored; if that is no better either, the source network answers
 for a while, and nothing is learned. Then learning starts again from there.
 
-The guard cannot detect an adapted network that is consistently wrong about many classes. It compares the networks on
-one batch in twelve only, so it may miss a short failure.
+The guard cannot detect an adapted network that is consistently wrong about many classes. It says nothing where the
+source answers with a single class. It compares the networks on one batch in twelve only, so it may miss a short
+failure.
 """
 
 import copy
@@ -40,7 +41,8 @@ RATIO, MARGIN, ERRORS = 2.0, 0.15, 2.0
 A source network that answers a hard domain with few classes is consistent for free."""
 
 CLASS_WINDOW, LEAST_RATIO, LEAST_SOURCE = 10, 0.5, 0.25
-"""Images per class that the histograms remember; the least ratio of their entropies, and of the source's to log C."""
+"""Images per class that the histograms remember; the least ratio of their entropies, and of the source's to log C: a
+source that says one class says nothing about the adapted network."""
 
 GOOD_EVERY = 2000
 """Images between two copies of a sound state."""
@@ -64,7 +66,7 @@ class Guard:
         self._strikes = 0  # judgements "worse" since the last sound one
         self._since_good = GOOD_EVERY
         self._good: dict[str, Any] | None = None
-        self._less, self._classes = _nothing()
+        self._less, self._classes, self._known = _nothing()
         self._safe = SafeViews(("mirror",))  # by the source network's answers
 
     def __call__(self, images: Tensor, sound: Tensor | None) -> Prediction:
@@ -110,15 +112,14 @@ class Guard:
             if name == "mirror" and speaks:
                 shifted = self._apart(images, source, VIEWS["shift"])
                 apart = apart if mirror_tells(apart[0], shifted[0]) else shifted
-            less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0).float().cpu()
-            self._less = torch.cat([self._less, less])[-max(WINDOW, len(less)) :]
+            less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0)
+            self._less = torch.cat([self._less, less.float().cpu()])[-max(WINDOW, len(less)) :]
+        if source.ndim == 2:  # pixels may well be of one class
+            self._known = _faded(self._known, histogram(source.argmax(1), source.shape[1])[None], len(images), WINDOW)
         if self.learning.runs:  # few classes are right
             return source
-        window = CLASS_WINDOW * source.shape[1]
-        # A batch larger than the window counts whole; older images fade with their distance.
-        kept = max(0.0, 1 - len(images) / window)
-        new = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (own, source)]).cpu()
-        self._classes = new if self._classes is None else kept * self._classes + new
+        new = torch.stack([histogram(probs.argmax(1), probs.shape[1]) for probs in (own, source)])
+        self._classes = _faded(self._classes, new, len(images), CLASS_WINDOW * source.shape[1])
         return source
 
     def _apart(self, images: Tensor, source: Tensor, view: ReversibleView) -> tuple[Tensor, Tensor]:
@@ -132,8 +133,7 @@ class Guard:
         """Return what speaks against the adapted network, and whether it is sound; None where too little was seen."""
         if self._classes is not None:
             seen = float(self._classes[1].sum())
-            adapted, source = entropy_of(self._classes / self._classes.sum(1, keepdim=True).clamp_min(1)).tolist()
-            # A source that knows one class itself says nothing.
+            adapted, source = _spread(self._classes)
             count = self._classes.shape[1]
             telling = seen >= CLASS_WINDOW * count / 2 and source > LEAST_SOURCE * math.log(count)
             if telling and adapted < LEAST_RATIO * source:
@@ -141,6 +141,8 @@ class Guard:
                 return f"collapsed: its answers to the latest images are of {of}", False
         if len(self._less) < LEAST:
             return None, None
+        if self._known is not None and _spread(self._known)[0] <= LEAST_SOURCE * math.log(self._known.shape[1]):
+            return None, None  # a source that answers with one class is consistent for free
         mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
         if mean > MARGIN + ERRORS * error:
             often = "another view of an image changes its label more than twice as often as the source network's"
@@ -149,13 +151,13 @@ class Guard:
 
     def forget(self) -> None:
         """Judge anew: the network went to another domain, and its last sound state is not of that."""
-        self._less, self._classes = _nothing()
+        self._less, self._classes, self._known = _nothing()
         self._good, self._since_good = None, GOOD_EVERY
         self._skip = self._strikes = 0
 
     def _go_back(self, why: str) -> None:
         report, good = self.online.report, self._good
-        self._less, self._classes = _nothing()
+        self._less, self._classes, self._known = _nothing()
         self._strikes += 1
         if self._strikes == 1 and good is not None:
             self.online.go_on_from(good)
@@ -176,6 +178,7 @@ class Guard:
             {
                 "less": self._less,
                 "classes": self._classes,
+                "known": self._known,
                 "safe": self._safe.state(),
                 "good": self._good,
                 "stands": (self.resting, self._rest, self._skip, self._strikes, self._since_good),
@@ -185,12 +188,22 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         state = copy.deepcopy(dict(state))
-        self._less, self._classes, self._good = state["less"].cpu(), state["classes"], state["good"]
-        self._classes = None if self._classes is None else self._classes.cpu()
+        self._less, self._good = state["less"].cpu(), state["good"]
+        self._classes, self._known = (None if state[n] is None else state[n].cpu() for n in ("classes", "known"))
         self._safe.load(state["safe"])
         self.resting, self._rest, self._skip, self._strikes, self._since_good = state["stands"]
 
 
-def _nothing() -> tuple[Tensor, Tensor | None]:
-    """Return what was seen before the first look: how much less consistent, and predicted classes of both."""
-    return torch.empty(0), None
+def _nothing() -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what was seen before the first look: how much less consistent, classes of both, and of the source."""
+    return torch.empty(0), None, None
+
+
+def _faded(before: Tensor | None, new: Tensor, images: int, window: int) -> Tensor:
+    """Return histograms with those of new images: a batch counts whole, older images fade with their distance."""
+    return new.cpu() if before is None else max(0.0, 1 - images / window) * before + new.cpu()
+
+
+def _spread(counts: Tensor) -> list[float]:
+    """Return the entropy of each histogram."""
+    return entropy_of(counts / counts.sum(1, keepdim=True).clamp_min(1)).tolist()

@@ -15,7 +15,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import DOUBT, Pacing, fewer_classes
+from undrift.loop.pacing import DOUBT, Pacing, answer_of_run, most_left
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.layers import evaluating
@@ -92,7 +92,7 @@ class Learning:
             # Of all images: an error then shows the user's batch.
             pacing.maps = likelihood.answer_alone(self.model, images, counted=False).ndim != 2
         if pacing.maps or pacing.whole(images):
-            if pacing.maps or pacing.sample(likelihood.doubt(self.model, images, DOUBT)):
+            if pacing.maps or self._sample(pacing, likelihood, images):
                 prediction = self._at_once(images, sound)
                 self._note_domain(likelihood)
                 return prediction
@@ -109,7 +109,7 @@ class Learning:
                 pacing.gather.keep(images)
                 return Prediction.of(probs, None, sound)
             pacing.gather.forget(images)
-            if pacing.sample(likelihood.doubt(self.model, enough, DOUBT)):
+            if self._sample(pacing, likelihood, enough):
                 self._steps_of(pacing, enough, images, None)
                 return Prediction.of(probs, None, sound)
             gathered, found = enough, likelihood.answer_alone(self.model, enough, counted=False)
@@ -117,10 +117,14 @@ class Learning:
         pacing.remember(gathered, found, lambda full, new: self._steps_of(pacing, full, images, new))
         return Prediction.of(probs, None, sound)
 
+    def _sample(self, pacing: Pacing, likelihood: SelfPaced, images: Tensor) -> bool:
+        """Return whether images are a sample of the domain."""
+        return pacing.sample(likelihood.doubt(self.model, images, DOUBT, most_left(pacing.runs)))
+
     def _in_run(self, likelihood: SelfPaced, images: Tensor) -> Tensor:
         """Return probabilities for images whose classes come in runs: the source network's have a say, too."""
         own = likelihood.answer_alone(self.model, images, counted=False)
-        return fewer_classes([self.source(images), own])
+        return answer_of_run(self.source(images), own)
 
     def _note_domain(self, likelihood: SelfPaced) -> None:
         if likelihood.new_domain:

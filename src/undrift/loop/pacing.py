@@ -11,7 +11,7 @@ The report records when each of the two begins and ends.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -29,19 +29,19 @@ ENOUGH = 64
 ROOM = 128
 """Images in the balanced memory (benchmarks/balanced.py)."""
 
-DOUBT, AWAY, FEWER = 0.15, 0.3, 0.8
-"""The least disagreement of views and distance of the last means; the most that may be left of the labels' entropy.
+DOUBT, WORSE, FEWER = 0.15, 0.1, 0.8
+"""The least disagreement of views, how much worse own statistics make answers, and what may be left of labels' entropy.
 
-All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree; to a network of few norm
-layers its means are far away; and a network may answer it with few classes."""
+All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree, and a network may answer
+it with few classes; but its own statistics make answers better there, not worse."""
 
 VARIED = 4
 """Classes that a memory needs for a step; of a network that knows fewer than eight, half of them.
 
 A run that is longer than the memory looks back leaves one there, and class and domain are then the same."""
 
-FEW = 3.0
-"""How much an answer that names few classes counts in a run: a nat of entropy less is worth e³ (`fewer_classes`)."""
+FEW, SAME = 3.0, 4
+"""What counts in a run (`answer_of_run`): a nat of entropy less is worth e³, and the source agreement to this power."""
 
 CALM = 10
 """So many steps without doubt end a time of runs in the report; every batch is judged by itself."""
@@ -54,19 +54,27 @@ def misleading(doubt: Doubt, runs: bool = False) -> bool:
         runs: whether classes come in runs so far. Then half of the evidence is enough: a step on a run that is missed
             would make its statistics those of the domain.
     """
-    enough = 0.5 if runs else 1.0
-    few = doubt.kept < (1 - enough * (1 - FEWER)) * doubt.counted
-    return few and doubt.views > DOUBT and doubt.away > enough * AWAY
+    few = doubt.kept < most_left(runs) * doubt.counted
+    return few and doubt.views > DOUBT and doubt.worse > (0.5 if runs else 1.0) * WORSE
 
 
-def fewer_classes(answers: Sequence[Tensor]) -> Tensor:
-    """Return the mean of several networks' probabilities for images whose classes come in runs.
+def most_left(runs: bool) -> float:
+    """Return what part of the labels' entropy may be left of a batch in a run."""
+    return (1 + FEWER) / 2 if runs else FEWER
 
-    What names few classes counts most: weights are e^(−FEW · H), H the entropy of the mean probabilities of a batch.
+
+def answer_of_run(source: Tensor, own: Tensor) -> Tensor:
+    """Return the mean of the source's and the adapted network's probabilities for images whose classes come in runs.
+
+    What names few classes counts more: weights are e^(−FEW · H), H the entropy of a network's mean probabilities. But a
+    source that cannot cope with a domain may answer it with a single class. So its weight is multiplied by a^SAME, a
+    the share of images that both give the same label: where the source still works, they mostly agree.
     """
-    probs = torch.stack(tuple(answers))
+    probs = torch.stack([source, own])
     weights = (-FEW * entropy_of(probs.mean(1))).softmax(0)
-    return (weights[:, None, None] * probs).sum(0)
+    agreed = (source.argmax(1) == own.argmax(1)).to(weights).mean()
+    weights = weights * torch.stack([agreed**SAME, torch.ones_like(agreed)])
+    return (weights[:, None, None] * probs).sum(0) / weights.sum()
 
 
 class Pacing:

@@ -60,7 +60,6 @@ class LayerStatistics:
         self.worth = mean.new_tensor([prior, 0.0])
         self._answering: Moments | None = None
         self._batch: tuple[Tensor, Tensor, Tensor, int] | None = None
-        self.away = mean.new_zeros(())  # of the last batch's means: squared, in what single images scatter by
 
     def of(self, how: How, x: Tensor, prior: float, early: bool = False) -> Moments:
         """Return mean and variance to normalise a batch by; `early` says whether it is one of the first layers."""
@@ -105,7 +104,6 @@ class LayerStatistics:
         most = torch.stack([torch.full_like(self.worth[0], MOST), self.worth[1]])
         away = [(own - kept).square() / by for own, kept, by in zip(batch, self.rows, scatter, strict=True)]
         distance = 0.5 * (away[0] + away[1]).mean(1)
-        self.away = away[0].mean(1).min()
         beyond = (distance - SLACK * (1 / count + 1 / most)).clamp_min(0)
         worth = (1 / (1 / most + beyond)).nan_to_num(0.0)
         return worth * (prior / worth.sum().clamp_min(TINY)).clamp_min(1.0)
@@ -154,15 +152,6 @@ class DomainStatistics:
         finally:
             for policy, _ in policies:
                 policy.given = None
-
-    @property
-    def away(self) -> Tensor:
-        """By how much the means that the last layer found last are away from those kept.
-
-        It is their squared distance from the nearer of the source's and the domain's, on average over channels, over
-        what single images scatter by.
-        """
-        return next(reversed(self.layers.values())).away
 
     @property
     def told(self) -> Tensor:
