@@ -8,10 +8,9 @@ from torch import Tensor
 
 from undrift.kernels import cpu, reference
 from undrift.kernels.choice import Path, choose, on_kernels
-from undrift.kernels.keys import keys_of
-from undrift.kernels.reference import box_filter
+from undrift.kernels.epsilon import keys_of
+from undrift.kernels.reference import box_filter, without_autocast
 from undrift.kernels.triton import layer
-from undrift.system.autocast import without_autocast
 
 
 def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor:

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from undrift._errors import OptionError
 from undrift.packs.domain_file import DomainFile
-from undrift.packs.evidence import DomainMoments
+from undrift.packs.evidence import KEPT_STATISTICS, DomainMoments
 from undrift.packs.file import adapted_by
-from undrift.packs.gather_moments import KEPT_STATISTICS
 from undrift.packs.shift import Shift
 from undrift.packs.state import domain_state
 from undrift.packs.vectors import VectorShift

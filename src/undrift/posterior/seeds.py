@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from undrift import kernels
 from undrift._errors import UndriftError
-from undrift.kernels.keys import key_of_use
+from undrift.kernels.epsilon import key_of_use
 from undrift.posterior.replay import Replay
 from undrift.system.private import (
     frame_watcher,

@@ -168,3 +168,11 @@ def fill_likelihood(likelihood: object, state: dict[str, Any], model: Perturbed)
     load = getattr(likelihood, "load_state_dict", None)
     if load is not None:
         load(state) if isinstance(likelihood, nn.Module) else load(state, model)
+
+
+def weights_moved() -> None:
+    """Drop autocast's copies of the weights, which it otherwise keeps to the end of its block.
+
+    Without this a stream inside one long autocast block would answer with its first weights for ever.
+    """
+    torch.clear_autocast_cache()
