@@ -195,7 +195,7 @@ def readable_batches(images: "Domain", batch_size: int) -> "Batches[list[str]]":
 
 def advance(generator: "torch.Generator", seed: int, batches: int) -> None:
     """Advance a generator by so many batches; each draws a seed for its noise."""
-    from undrift.posterior.seeds import drawn_seed
+    from undrift.system.randomness import drawn_seed
 
     generator.manual_seed(seed)
     for _ in range(batches):

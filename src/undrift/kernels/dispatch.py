@@ -15,7 +15,8 @@ from undrift.kernels.triton import layer
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
     """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
-    total: Tensor = _implementation(choose(x)).square_sum(x, groups, last)
+    path = choose(x)
+    total: Tensor = (_AT_HAND.get(path) or _imported(path)).square_sum(x, groups, last)
     return total
 
 
@@ -38,7 +39,8 @@ def add_noise(
     """
     path = choose(y, plane, log_var)
     hints = (handle, by_rows) if path == "traced" else ()
-    out: Tensor = _implementation(path).add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
+    how = _AT_HAND.get(path) or _imported(path)
+    out: Tensor = how.add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
     return out
 
 
@@ -70,7 +72,7 @@ def add_layer_noise(
     path = choose(y, x, log_var)
     if path == "triton" and layer.fits(x, y, log_var):
         return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row, frozen())
-    how, traced = _implementation(path), path == "traced"
+    how, traced = _AT_HAND.get(path) or _imported(path), path == "traced"
     with without_autocast(x.device):
         in_parts = traced and last and not extra and how.in_parts(x)
         energy = how.square_parts(x) if in_parts else how.square_sum(x, groups, last)
@@ -117,12 +119,11 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor | None:
     return traced.narrowed(x, dtype)
 
 
-def _implementation(path: Path) -> Any:
-    """Return the module whose `square_sum` and `add_noise` to call; some are imported when a machine needs them."""
-    if path == "plain":
-        return reference
-    if path == "cpu":
-        return cpu
+# The modules whose `square_sum` and `add_noise` are called; others are imported when a machine needs them.
+_AT_HAND: dict[str, Any] = {"plain": reference, "cpu": cpu}
+
+
+def _imported(path: Path) -> Any:
     if path == "operator":
         from undrift.kernels import operators
 

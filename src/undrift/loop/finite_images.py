@@ -232,7 +232,8 @@ class FiniteImages:
         same_places: bool,
     ) -> None:
         self.model, self.given = model, (unlabelled := as_tensor(unlabelled))
-        strict = same_places or ranks.world_size() > 1
+        self._divided = ranks.world_size() > 1
+        strict = same_places or self._divided
         self.data: Unlabelled = unlabelled_of(unlabelled, batch_size, generator, strict)
         self.looked_at = self.data if clean is None else unlabelled_of(as_tensor(clean), batch_size, generator, strict)
         self.bad: set[int] = set()
@@ -270,7 +271,7 @@ class FiniteImages:
                 here = None
                 if len(images) and not bool((finite := finite_rows(images)).all()):
                     here, images = finite.cpu(), images[finite]
-                if ranks.world_size() > 1:
+                if self._divided:
                     # −1 − place is one that was left out, of which all hear so.
                     told = places if here is None else torch.where(here, places, -1 - places)
                     self.model.key.share, images, told = ranks.share_rows(images, told)
@@ -292,6 +293,6 @@ class FiniteImages:
             except Exception as error:
                 raise failed(error) from error
         except UndriftError as error:
-            if ranks.world_size() > 1 and not isinstance(error, ProcessLost):
+            if self._divided and not isinstance(error, ProcessLost):
                 ranks.tell_failure(error)
             raise

@@ -12,9 +12,9 @@ from undrift.packs.file import adapted_by
 from undrift.packs.shift import Shift
 from undrift.packs.state import domain_state
 from undrift.packs.vectors import VectorShift
+from undrift.posterior.attached import Trained
 from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.swap import Trained
 from undrift.system.interrupts import uninterrupted
 
 

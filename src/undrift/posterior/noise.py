@@ -127,7 +127,7 @@ class Noise(nn.Module):
         if compiling:
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
-        out = self._add(layer, x, y, log_var, key.to(x.device), state.first_row(y.shape[0]))
+        out = self._add(layer, x, y, log_var, key.to(x.device))
         return out if batched else out.squeeze(0)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -171,18 +171,19 @@ class Noise(nn.Module):
 
     # Noise ------------------------------------------------------------------------------------------------------
 
-    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, first_row: int) -> Tensor:
+    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor) -> Tensor:
         """Return y + σ·ε for a batch; σ² is `variance`, which is not written out where kernels share one."""
+        state = self._key[0]
         if self.sharing == "weight":
             with without_autocast(x.device):
                 std = safe_sqrt(self.variance(layer, x, y.shape))
-                noise = std * normal(key, y.shape, first_row).to(std.dtype)
+                noise = std * normal(key, y.shape, state.first_row(y.shape[0])).to(std.dtype)
                 # Noise in float32, cast last: autocast must not turn its outputs into float32.
                 return y + noise.to(y.dtype)
-        (last, groups), pool = layers.channels(layer), layers.pool(layer)
         if self.energy == "centred":
             x = centred(layer, x)
-        handles = self._key[0].handles
+        (last, groups), pool = layers.channels(layer), layers.pool(layer)
+        first_row, handles = state.first_row(y.shape[0]), state.handles
         handle = None if handles is None else handles[self.number]
         if pool is None:
             with without_autocast(x.device):
@@ -293,7 +294,7 @@ def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> 
 
 def centred(layer: nn.Module, x: Tensor) -> Tensor:
     """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
-    x, among = x.to(wide(x.dtype)), positions(layer, x)
+    among, x = positions(layer, x), x.to(wide(x.dtype))
     return x - x.mean(dim=among, keepdim=True) if among else x
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from undrift._errors import UndriftError
 from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
+from undrift.posterior.attached import Swapped
 from undrift.posterior.seeds import Key
-from undrift.posterior.swap import Swapped
 from undrift.posterior.sync_batch_norm import BatchStatistics, batch_statistics, with_gradient
 from undrift.system.private import BatchNorm, InstanceNorm
 from undrift.system.ranks import Share

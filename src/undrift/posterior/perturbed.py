@@ -11,13 +11,12 @@ from torch import nn
 from undrift._errors import UndriftError
 from undrift.options import Options
 from undrift.posterior import norm, table
-from undrift.posterior.attached import Attached, Hook, Hooks, root_of
+from undrift.posterior.attached import Attached, Hook, Hooks, Trained, root_of
 from undrift.posterior.input_errors import refuse_unfitting
 from undrift.posterior.low_rank import LowRank, LowRankMeans
 from undrift.posterior.noise import Noise, PriorRow
 from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
-from undrift.posterior.swap import Trained
 from undrift.system.interrupts import uninterrupted
 from undrift.system.validate import generator_or_seed
 
