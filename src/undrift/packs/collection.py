@@ -18,8 +18,7 @@ from undrift.packs.evidence import DomainMoments
 from undrift.packs.fingerprint import fingerprint
 from undrift.packs.pack import Pack
 from undrift.packs.pack_table import table
-from undrift.packs.routed import Routed, concatenated
-from undrift.packs.routed_session import RoutedSession
+from undrift.packs.routed import Routed, RoutedSession, concatenated
 from undrift.packs.router import LIMIT, SOURCE, Router
 from undrift.posterior.attached import attached_to
 from undrift.posterior.batch import device_of
