@@ -195,11 +195,11 @@ def first_images(domain: Domain, count: int) -> "torch.Tensor":
     return next(iter(domain.named_batches(count, workers=0)))[0]
 
 
-def hold_if_small(domain: Domain, device: "torch.device", most_bytes: int = 2**30) -> Domain:
+def hold_if_small(domain: Domain, device: "torch.device") -> Domain:
     """Return the domain in memory if it fits into 1 GiB, so that each image is decoded once."""
     if isinstance(domain, TensorDomain):
         return domain.to(device)
-    return domain.hold(device) if first_images(domain, 1).numel() * len(domain) <= most_bytes else domain
+    return domain.hold(device) if first_images(domain, 1).numel() * len(domain) <= 2**30 else domain
 
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENOTCONN)

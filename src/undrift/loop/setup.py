@@ -28,7 +28,7 @@ from undrift.posterior.state import adapted
 from undrift.system import atomic, ranks
 from undrift.system.private import BatchNorm
 from undrift.system.randomness import Randomness
-from undrift.system.validate import a_type, instead_of, number_from
+from undrift.system.validate import a_type, instead_of, not_negative
 
 if TYPE_CHECKING:
     from undrift.packs.collection import Packs
@@ -158,7 +158,7 @@ def batch_plan(
             f"options' own, {model.options.answer}."
         )
     rate: Any = model.options.stream_lr if lr is None else lr
-    number_from(rate, 0, "lr", "The paper's are 7e-5 to 1e-3.")
+    not_negative(rate, "lr", "The paper's are 7e-5 to 1e-3.")
     files = None if packs is None else files_for(model, packs, episodic)
     least = check_gather(gather, balanced, model, episodic)
     gathers = None if least is None else BalancedGather(least) if balanced else Gather(least)
