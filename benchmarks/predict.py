@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import undrift
 from undrift.images.corrupt import CORRUPTIONS, DEVELOPMENT, corrupt
-from undrift.judge import metrics
+from undrift.judge.metrics import scored
 from undrift.system.atomic import write_text
 from undrift_bench import data, zoo
 from undrift_bench.bench.speed.modes import settings
@@ -75,9 +75,9 @@ def quality(net: nn.Module, x: Tensor, labels: Tensor, seeds: int) -> dict[str, 
                 model.key.training = False
             for row, ask in ROWS.items():
                 p, scores = ask(model, x, seed), found[setting][row]
-                scores["nll"].append(metrics.nll(p.probs, labels))
-                scores["error"].append(metrics.error(p.probs, labels))
-                scores["ece"].append(metrics.ece(p.probs, labels))
+                of_row = scored(p.probs, labels)
+                for name in ("nll", "error", "ece"):
+                    scores[name].append(getattr(of_row, name))
                 scores["mutual_info"].append(float(p.mutual_info.mean()))
             model.remove()
     return found

@@ -28,7 +28,7 @@ import undrift
 from undrift.answer.fast_mode import THIRD, evenly, temperature_of
 from undrift.answer.prediction import entropy_of
 from undrift.images.corrupt import DEVELOPMENT, corrupt
-from undrift.judge import metrics
+from undrift.judge.metrics import scored
 from undrift_bench import data, zoo
 
 BATCH, DRAWS, WAYS = 200, 24, 100
@@ -111,7 +111,7 @@ def differences(mean: Tensor, draws: Tensor, labels: Tensor) -> dict[str, float]
     """Return NLL minus that of ten draws, for each choice."""
     logs, found = draws.log_softmax(-1), {}
     target = expected(partial(plain, logs, labels, 10), 200)
-    found["samples=0"] = metrics.nll(mean.softmax(1), labels) - target
+    found["samples=0"] = scored(mean.softmax(1), labels).nll - target
     for count in (2, 3):
         found[f"{count} draws, averaged"] = expected(partial(plain, logs, labels, count), WAYS) - target
     for name, choice in CHOICES.items():
@@ -127,12 +127,12 @@ def expected(score: Callable[[Tensor], float], ways: int) -> float:
 
 def plain(logs: Tensor, labels: Tensor, count: int, pick: Tensor) -> float:
     """Return the NLL of the mean probability of some draws."""
-    return metrics.nll(logs[pick[:count]].exp().mean(0), labels)
+    return scored(logs[pick[:count]].exp().mean(0), labels).nll
 
 
 def one_way(choice: Choice, logs: Tensor, labels: Tensor, pick: Tensor) -> float:
     """Return the NLL of a choice, batch by batch as a stream would ask it."""
-    return metrics.nll(torch.cat([choice.probs(batch) for batch in logs[pick[:3]].split(BATCH, dim=1)]), labels)
+    return scored(torch.cat([choice.probs(batch) for batch in logs[pick[:3]].split(BATCH, dim=1)]), labels).nll
 
 
 def main() -> None:

@@ -65,49 +65,47 @@ ON_TWINS = {"error %": ("error", 100.0, 2), "NLL": ("nll", 1.0, 3), "ECE %": ("e
 OUTSIDE = "../../../benchmarks/results"  # the records, seen from docs/explanation/results
 
 
-SUMMARY = (
-    *("undrift", "undrift-sigma-0", "undrift-light", "undrift-spare", "undrift-spare-sigma-0"),
-    *("roid", "roid-views", "cotta", "cotta-8-views", "tent", "norm-stats", "vmp:paper", "source"),
-)
+SUMMARY = ("undrift", "undrift-light", "roid", "roid-views", "cotta", "tent", "norm-stats", "vmp:paper", "source")
 """README's rows; those that were not run are left out."""
-BRIEFLY = (*report.COLUMNS[:4], *report.COLUMNS[5:7])  # without AUGRC, with the time
+BRIEFLY = [column for column in report.COLUMNS if column.title in ("error %", "ECE %", "clean error after %")]
 
 
-def online(
-    name: str,
-    request: Request,
-    only: tuple[str, ...] = (),
-    records: str = OUTSIDE,
-    network: str = "",
-    columns: tuple[Column, ...] = COLUMNS,
-) -> str:
-    """Return the main table of a stream, one corruption after another.
+def summary(request: Request) -> str:
+    """Return README's table: a few rows of one stream, and three numbers of each."""
+    part = _stream("online-c10", request, "wrn40_2")
+    rows = {row.name: row for row in part.rows if part.records(row)}
+    shown = [rows[name] for name in SUMMARY if name in rows]
+    found = [record for row in shown for record in part.records(row)]
+    lines = [[title(row), *(column.text(part.records(row)) for column in BRIEFLY)] for row in shown]
+    heading = f"**{part.bench.title}, {part.network.title}, {part.setting.title}.**"
+    text = table(["method", *(column.title for column in BRIEFLY)], lines)
+    return _block(
+        heading,
+        about(found),
+        text,
+        "All rows, likelihoods and times: [benchmarks/results/online-c10.md](benchmarks/results/online-c10.md).",
+    )
+
+
+def online(name: str, request: Request, network: str = "") -> str:
+    """Return the main table of a stream, one corruption after another: the first tier, and whatever leads a column.
 
     Args:
         name: of the benchmark.
         request: where its cells are.
-        only: names of the rows to show; none of them: the first tier, and whatever leads a column.
-        records: path from the page to the folder of records.
         network: the source network; "" is the first one.
-        columns: the numbers of a row, the error first.
     """
-    bench = find(name)
-    assert isinstance(bench, OnlineBenchmark)
-    request = in_its_precision(bench, Store(request.results / name), request)
-    source = next(n for n in bench.networks if network in ("", n.name))
-    part = report.StreamTable(bench, Store(request.results / name), request, source, bench.settings[0])
-    heading = f"**{bench.title}, {part.network.title}, {part.setting.title}.**"
+    part = _stream(name, request, network)
+    heading = f"**{part.bench.title}, {part.network.title}, {part.setting.title}.**"
     run = [row for row in part.rows if part.records(row)]
     if not run:
         return f"{heading} Not run yet."
     lines = []
-    leading = in_use(columns[:5], [record for row in run for record in part.records(row)])
+    leading = in_use(COLUMNS[:5], [record for row in run for record in part.records(row)])
     leaders = {_leader(column, run, part).name for column in leading}
     shown = [row for row in run if row in main_rows(run) or row.name in leaders]
-    if only:
-        shown = sorted((row for row in run if row.name in only), key=lambda row: only.index(row.name))
     all_found = [record for row in shown for record in part.records(row)]
-    error, *others = in_use(columns, all_found)
+    error, *others = in_use(COLUMNS, all_found)
     published = any(part.said(row) for row in shown)
     for row in shown:
         found, said = part.records(row), part.said(row)
@@ -116,9 +114,19 @@ def online(
         lines.append([marked(title(row), found), error.text(found), *beside, *values])
     header = ["method", error.title, *["published %"] * published, *(column.title for column in others)]
     below = footnotes({row.label: part.records(row) for row in shown})
-    below += [f"- {bench.note}"] if bench.note and published else []  # what the published values beside ours are of
-    left = _left(len(part.rows), run, shown, [name], records)
+    note = part.bench.note
+    below += [f"- {note}"] if note and published else []  # what the published values beside ours are of
+    left = _left(len(part.rows), run, shown, [name])
     return _block(heading, about(all_found), table(header, lines), _below(shown, below, left))
+
+
+def _stream(name: str, request: Request, network: str) -> report.StreamTable:
+    """Return the table of a stream in its first setting, with a network, or with its first one."""
+    bench = find(name)
+    assert isinstance(bench, OnlineBenchmark)
+    store = Store(request.results / name)
+    source = next(n for n in bench.networks if network in ("", n.name))
+    return report.StreamTable(bench, store, in_its_precision(bench, store, request), source, bench.settings[0])
 
 
 def pacs(request: Request) -> str:
@@ -141,7 +149,7 @@ def pacs(request: Request) -> str:
         for row in run
     ]
     records = [record for row in run for task in tasks for record in page.records(row, task)]
-    left = _left(len(offline.rows), run, run, [offline.name, "generalized"], OUTSIDE)
+    left = _left(len(offline.rows), run, run, [offline.name, "generalized"])
     untouched = sum(not any(page.records(row, task) for row in offline.rows) for task in page.tasks)
     left += f" {untouched} of {len(page.tasks)} tasks are not run yet." if untouched else ""
     header = ["method", *(task.title for task in tasks), "mean, target", "seeds"]
@@ -415,11 +423,7 @@ def routing_times(request: Request) -> str:
 
 RESULTS = "docs/explanation/results"
 BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
-    "README.md": {
-        "summary": partial(
-            online, "online-c10", only=SUMMARY, records="benchmarks/results", network="wrn40_2", columns=BRIEFLY
-        )
-    },
+    "README.md": {"summary": summary},
     f"{RESULTS}/cifar-10-c.md": {
         "online-c10": partial(online, "online-c10"),
         "online-c10-wrn40_2": partial(online, "online-c10", network="wrn40_2"),
@@ -515,9 +519,9 @@ def _three(page: Page, row: MethodRow, task: Task) -> str:
     )
 
 
-def _left(rows: int, run: list[MethodRow], shown: list[MethodRow], pages: list[str], records: str) -> str:
+def _left(rows: int, run: list[MethodRow], shown: list[MethodRow], pages: list[str]) -> str:
     """Return a line that says what the table does not show."""
-    links = " and ".join(f"[{name}.md]({records}/{name}.md)" for name in pages)
+    links = " and ".join(f"[{name}.md]({OUTSIDE}/{name}.md)" for name in pages)
     more = f"{len(run) - len(shown)} more rows that were run: {links}." if len(run) > len(shown) else f"Whole: {links}."
     return f"{rows - len(run)} of {rows} rows are not run yet. {more}" if rows > len(run) else more
 

@@ -44,7 +44,7 @@ import undrift
 from undrift.images import FileDomain, Preprocess
 from undrift.images.corrupt import DEVELOPMENT, corrupt
 from undrift.images.preprocess import RAW
-from undrift.judge import metrics, selective
+from undrift.judge.metrics import scored
 from undrift.system.atomic import write_text
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import machine, wait
@@ -169,15 +169,14 @@ def run(
     wait(device)
     seconds = time.perf_counter() - begun
     stream.remove()
-    confidence, right = probs.amax(1), probs.argmax(1) == truth
-    wrong = (~right).float().view(len(images), -1).mean(1)
+    scores, wrong = scored(probs, truth), (probs.argmax(1) != truth).float().view(len(images), -1).mean(1)
     return {
         "images": images.shape[1],
-        "error": metrics.error(probs, truth),
+        "error": scores.error,
         "by domain": [round(float(value), 4) for value in wrong],
-        "nll": metrics.nll(probs, truth),
-        "ece": metrics.ece(probs, truth),
-        "aurc": selective.aurc(confidence, right),
+        "nll": scores.nll,
+        "ece": scores.ece,
+        "aurc": scores.aurc,
         "events": [str(event) for event in stream.report.events][:5],
         "seconds": round(seconds, 1),
     }

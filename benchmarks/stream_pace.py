@@ -44,7 +44,7 @@ import undrift
 from first_layer import bits, cell, scored
 from rates import chosen
 from undrift.images.corrupt import DEVELOPMENT
-from undrift.posterior.norm_tracking import AVERAGES
+from undrift.posterior.norm import AVERAGES
 from undrift.posterior.state import keeping_noise
 from undrift.system.atomic import write_text
 from undrift_bench import zoo

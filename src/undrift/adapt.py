@@ -15,8 +15,7 @@ from undrift.judge.history import History
 from undrift.likelihood import Shot, as_likelihood
 from undrift.loop.epochs import Run
 from undrift.loop.finite_images import FiniteImages
-from undrift.loop.many_processes import refuse_indivisible
-from undrift.loop.setup import Keep, adapting, epoch_plan
+from undrift.loop.setup import Keep, adapting, epoch_plan, refuse_indivisible
 from undrift.recipes.named import for_outputs, parts_of, scheme_on
 from undrift.system.progress import Bar
 

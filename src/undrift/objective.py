@@ -38,7 +38,7 @@ def _kl(model: Perturbed, reduction: str, row: Tensor | None = None) -> Tensor:
     noises = model.noises()
     parts = [gaussian_kl(*variances) for variances in variance_rows(model, row)]
     shifts = [mean_kl(mean) for mean in trained_means(model)]
-    # In closed form the pull comes after the step (loop/means.py) and not from this gradient.
+    # In closed form the pull comes after the step (loop/optimise.py) and not from this gradient.
     parts += [part.detach() for part in shifts] if model.options.kl_mean == "closed" else shifts
     place = model.key.step  # devices may differ; the sum is taken where the noise's counter is
     total = place.new_zeros((), dtype=torch.float32) if not parts else parts[0].to(place.device)

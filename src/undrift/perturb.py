@@ -15,14 +15,13 @@ from undrift._errors import UndriftError
 from undrift.images.preprocess import Preprocess, checked
 from undrift.options import Options, resolve
 from undrift.posterior import layers, norm
-from undrift.posterior.attached import Hook, attached_to
+from undrift.posterior.attached import Hook, Trained, attached_to
 from undrift.posterior.low_rank import add_low_rank
 from undrift.posterior.noise import Noise, Rerun
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.refuse import refuse_crosswise, refuse_empty, refuse_network
+from undrift.posterior.refuse import refuse_crosswise, refuse_empty, refuse_network, warn_if_unsound
 from undrift.posterior.seeds import prepare_compiler
 from undrift.posterior.select import Choice, choose, matching, plain_name, slot
-from undrift.posterior.swap import Trained
 from undrift.system.validate import class_names, generator_or_seed
 
 
@@ -73,7 +72,7 @@ def perturb(
         _copy_what_adapts(model)
         model.attach()
     if chosen.norm_statistics != "batch":
-        norm.warn_if_unsound(model.norms)
+        warn_if_unsound(model.norms)
     model.preprocess, model.classes = preprocess, names
     return model
 

@@ -19,7 +19,7 @@ from undrift.answer.preprocess_check import warn_of_preprocess
 from undrift.answer.tiles import check_tile, over_tiles
 from undrift.posterior.kept_statistics import warn_of_mean
 from undrift.posterior.perturbed import Perturbed
-from undrift.system.validate import generator_or_seed, number_above
+from undrift.system.validate import generator_or_seed, positive
 
 Mode = Literal["full", "fast"]
 
@@ -78,7 +78,7 @@ def predict(
     model = unwrapped(model)
     warn_of_preprocess(model, images)
     samples = checked_samples(model, samples)
-    number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
+    positive(temperature, "temperature", "1 leaves the logits as they are.")
     if mode not in get_args(Mode):
         raise OptionError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}. full is the paper's.")
     if samples == 0 and isinstance(model, Perturbed):

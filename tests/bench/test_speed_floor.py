@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from undrift.kernels import cpu, cpu_pieces
+from undrift.kernels import cpu
 from undrift_bench.bench.speed import floor as speed_floor
 from undrift_bench.bench.speed.floor import OPERATIONS, extra_bytes, floor, issuing, layers
 from undrift_bench.bench.speed.steps import Case
@@ -51,7 +51,7 @@ class Counting(TorchDispatchMode):
 def test_a_cpu_makes_as_many_operations_as_are_counted() -> None:
     y, plane, log_var = torch.rand(2, 8, 4, 4), torch.rand(2, 1, 4, 4), torch.zeros(8)
     with Counting() as drawing:
-        cpu_pieces.fill(torch.empty(2, 8, 16), torch.tensor(1), 0)
+        cpu.fill(torch.empty(2, 8, 16), torch.tensor(1), 0)
     with Counting() as adding:
         cpu.add_noise(y, plane, log_var, torch.tensor(1), 0, 1, False)
     # One word makes two values, with √plane inside; σ is multiplied by one operator more, that makes the output.

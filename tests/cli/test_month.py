@@ -20,8 +20,8 @@ from faults import environment
 from undrift import DataError
 from undrift.cli import image_arguments, resumable, stream_state
 from undrift.cli.answer_log import AnswerLog
+from undrift.cli.image_arguments import check_available
 from undrift.cli.stream_state import latest, read_state
-from undrift.cli.unavailable_images import check_available
 from undrift.images.sources import FileSource
 
 from .conftest import MODEL, STRICT, Run, StopWhen, leftovers, start

@@ -4,20 +4,30 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 import undrift
 from faults import full_disk
 from undrift import Report, join
-from undrift.judge.metrics import Reliability, Scores
-from undrift.judge.report import Result, Role
-
-BINS = Reliability((0, 4, 16), (0.0, 0.5, 0.9), (0.0, 0.25, 0.75))
 
 
-def result(domain: str, accuracy: float, role: Role = "target", task: str = "") -> Result:
-    return Result(domain, Scores(1000, accuracy, 0.5, 0.25, 0.125, 0, 0.0625, 0.05), BINS, role, task, (0.0, 0.2))
+def result(domain: str, accuracy: float, role: str = "target", task: str = "", **scores: float) -> Any:
+    """Return a result as a report's file holds it."""
+    chosen = {"count": 1000, "accuracy": accuracy, "nll": 0.5, "brier": 0.25, "ece": 0.125, "aurc": 0.0625}
+    bins = {"counts": [0, 4, 16], "confidence": [0.0, 0.5, 0.9], "accuracy": [0.0, 0.25, 0.75]}
+    values = {"domain": domain, "scores": {**chosen, "augrc": 0.05, **scores}, "reliability": bins, "risks": [0.0, 0.2]}
+    report = {
+        "undrift_report": 1,
+        "setting": "offline",
+        "results": [{**values, "role": role, "task": task}],
+        "about": {},
+    }
+    with TemporaryDirectory() as folder:
+        Path(folder, "r.json").write_text(json.dumps(report))
+        return Report.load(Path(folder, "r.json")).results[0]
 
 
 def offline() -> Report:
@@ -65,7 +75,7 @@ def test_continual_table() -> None:
 
 
 def test_unanswered_images_are_said() -> None:
-    one = Result("fog", Scores(10, 0.5, 1, 1, 0, unanswered=3), BINS)
+    one = result("fog", 0.5, count=10, unanswered=3)
     held_out = dataclasses.replace(one, role="source")
     for setting in ("offline", "generalized", "continual"):
         text = str(Report(setting, (one, held_out)))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from undrift.kernels.epsilon import columns, joined, normal, normal_planes, pair, rows
-from undrift.kernels.keys import GOLDEN, mix
+from undrift.kernels.epsilon import GOLDEN, columns, joined, mix, normal, normal_planes, pair, rows
 
 WORD = 2**32 - 1
 

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 import undrift
 from fused_support import KEY, arguments, shapes
 from support import convnet, images
-from undrift.kernels import add_noise, choice, cpu_pieces, force, operators, reference, square_sum
-from undrift.kernels.epsilon import normal
-from undrift.kernels.keys import key_of_use, keys_of
+from undrift.kernels import add_noise, choice, cpu, force, operators, reference, square_sum
+from undrift.kernels.epsilon import key_of_use, keys_of, normal
 
 
 def results(path: str, args: tuple[Tensor, ...], groups: int, last: bool, first_row: int = 3) -> list[Tensor]:
@@ -91,7 +90,7 @@ def test_a_batch_may_be_split_anywhere(path: str) -> None:
 @pytest.mark.parametrize("first_row", [0, 2**20])
 def test_pieces_draw_what_the_definition_draws(shape: tuple[int, ...], first_row: int) -> None:
     got = torch.empty(*shape, 1)
-    cpu_pieces.fill(got, KEY, first_row)
+    cpu.fill(got, KEY, first_row)
     torch.testing.assert_close(got.view(shape), normal(KEY, shape, first_row), rtol=0, atol=5e-6)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fused_support import KEY, arguments
-from undrift.kernels import cpu, cpu_pieces, reference
+from undrift.kernels import cpu, reference
 
 SHAPE = (3, 6, 20, 30)
 
@@ -42,7 +42,7 @@ def test_however_many_pieces_there_are_they_draw_the_same(shape: tuple[int, ...]
 def test_rows_and_columns_wrap_around_and_cross_pieces(low: int, shape: tuple[int, ...]) -> None:
     """At 2³² rows and columns begin anew."""
     key, out = torch.tensor(low - 5 * 2**32), torch.empty(shape)
-    cpu_pieces.fill(out, key, 7 * shape[2])
+    cpu.fill(out, key, 7 * shape[2])
     torch.testing.assert_close(out, reference.drawn(key, out.shape, 7, False), rtol=0, atol=3e-6)
 
 

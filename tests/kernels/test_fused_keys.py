@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fused_support import numpys, triton
-from undrift.kernels.keys import keys_of
+from undrift.kernels.epsilon import keys_of
 from undrift.kernels.triton import launch
 
 ENDS = (0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import undrift
 from fused_support import arguments
 from undrift.kernels import choice, operators
-from undrift.kernels.keys import keys_of
+from undrift.kernels.epsilon import keys_of
 from undrift.kernels.layout import FLOATS
 from undrift.kernels.triton import trial
 

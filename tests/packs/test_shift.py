@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from undrift.packs import shift
-from undrift.packs.bit_rate import at_rate
-from undrift.packs.digits import per_byte
-from undrift.packs.low_rank import LowRankShift
-from undrift.packs.quantized import QuantizedShift
+from undrift.packs.compression import LowRankShift, at_rate
+from undrift.packs.quantized import QuantizedShift, per_byte
 
 
 def test_signs_by_hand() -> None:

@@ -131,7 +131,7 @@ def test_a_pass_that_raises_leaves_all_as_it_was(spoil: Callable[[nn.Module], An
     assert own_state(layer) == before
 
 
-@pytest.mark.parametrize("where", ["torch.nn.functional.batch_norm", "undrift.posterior.norm_tracking.Tracking.begin"])
+@pytest.mark.parametrize("where", ["torch.nn.functional.batch_norm", "undrift.posterior.norm.Tracking.begin"])
 def test_a_pass_that_is_interrupted_leaves_all_as_it_was(where: str) -> None:
     """PyTorch calls no hook then."""
     layer = nn.BatchNorm2d(3)

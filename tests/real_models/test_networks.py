@@ -7,13 +7,21 @@ import onnxruntime
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 import undrift
-from undrift.posterior.outputs import logits
 
 from .conftest import Packs, Real
 
 pytestmark = pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")  # the networks are untrained
+
+
+def logits(output: Any) -> Tensor:
+    """Return the logits of a network of timm or MONAI, of transformers, or of torchvision's segmentation."""
+    if isinstance(output, Tensor):
+        return output
+    found: Tensor = output["logits" if "logits" in output else "out"]
+    return found
 
 
 def test_perturb_is_exact_when_off(real: Real) -> None:

@@ -34,9 +34,10 @@ def forward(
         given: the caller's images, if this pass repeats them for several draws.
         weights: other values for some of the model's parameters, by name, for this pass.
     """
+    kind = outputs_of(model)
     try:
         output = model(images) if weights is None else functional_call(model, dict(weights), (images,))
-        logits = at_size_of(images, logits_of(output, outputs_of(model)))
+        logits = at_size_of(images, logits_of(output, kind))
     except BaseException as error:
         # After an error or Ctrl-C inside a norm layer, restore its flags before eval mode ends.
         if isinstance(model, Perturbed):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from undrift._errors import DataError, OptionError
 from undrift.posterior.outputs import rows
-from undrift.system.validate import number_in
+from undrift.system.validate import is_share
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Prediction:
         """
         answered, confidence = self.label >= 0, self.probs.amax(dim=1)
         if threshold is not None and risk is None:
-            if not number_in(threshold, 0, 1):
+            if not is_share(threshold):
                 raise OptionError(
                     f"threshold={threshold!r} is not a number from 0 to 1; needed: the least probability of an answer. "
                     "0.8 is 80 %."
@@ -131,7 +131,7 @@ class Prediction:
                 f"certain got {found}; needed: one of them. Give the least probability of an answer, certain(0.8), or "
                 "the share of wrong answers that may be expected, certain(risk=0.05)."
             )
-        if not number_in(risk, 0, 1):
+        if not is_share(risk):
             raise OptionError(f"risk={risk!r} is not from 0 to 1; needed: a share of wrong answers. 0.05 is 5 %.")
         return answered & (confidence > _refused(confidence.where(answered, 0), risk))
 

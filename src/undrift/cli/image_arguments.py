@@ -1,8 +1,10 @@
 """Open the images of a command: a folder, tar, list, array, or data set by name."""
 
+import errno
 import itertools
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +14,12 @@ import typer
 import undrift
 from undrift._errors import DataError
 from undrift.cli.extensions import data_sets, extensions
-from undrift.cli.unavailable_images import check_available
 from undrift.images import Batches, Domain, FileDomain, Preprocess, Skipped, TensorDomain
-from undrift.images.sources import FileSource
+from undrift.images.sources import ArraySource, FileSource, LostSource, Source, TarSource
 
 if TYPE_CHECKING:
     import torch
+
 
 Root = Annotated[Path, typer.Option(help="Folder of data sets given by name.", metavar="FOLDER", hidden=True)]
 SETTLED = 10.0
@@ -193,8 +195,50 @@ def first_images(domain: Domain, count: int) -> "torch.Tensor":
     return next(iter(domain.named_batches(count, workers=0)))[0]
 
 
-def hold_if_small(domain: Domain, device: "torch.device", most_bytes: int = 2**30) -> Domain:
+def hold_if_small(domain: Domain, device: "torch.device") -> Domain:
     """Return the domain in memory if it fits into 1 GiB, so that each image is decoded once."""
     if isinstance(domain, TensorDomain):
         return domain.to(device)
-    return domain.hold(device) if first_images(domain, 1).numel() * len(domain) <= most_bytes else domain
+    return domain.hold(device) if first_images(domain, 1).numel() * len(domain) <= 2**30 else domain
+
+
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENOTCONN)
+
+
+def check_available(sources: Sequence[Source], broken: Mapping[str, str]) -> None:
+    """Raise if one of the images that could not be read is out of reach, as it must not count as damaged for good.
+
+    An error of the system means that if the image is there again, or its folder is not, or neither the first nor the
+    last image of the stream is. A single file that was deleted counts as damaged.
+
+    Args:
+        broken: images that could not be read, each with its reason.
+    """
+    for name, reason in broken.items():
+        number = re.search(r"\[Errno (\d+)\]", reason)
+        if number is None:
+            continue
+        back = int(number[1]) in NOT_THERE and _exists(name)
+        if back or _folder_gone(sources, name) or not any(_there(sources[place]) for place in (0, -1)):
+            raise DataError(
+                f"{name} is out of reach ({reason}); needed: the images that were there when the stream began. Mount "
+                "or restore their folder and run the same command again; with --state it goes on where it stopped."
+            )
+
+
+def _folder_gone(sources: Sequence[Source], name: str) -> bool:
+    return isinstance(sources[0], FileSource) and not _exists(Path(name).parent)
+
+
+def _there(source: Source) -> bool:
+    if isinstance(source, TarSource | LostSource):
+        return _exists(source.tar)
+    return not isinstance(source, FileSource | ArraySource) or _exists(source.path)
+
+
+def _exists(path: str | Path) -> bool:
+    try:
+        Path(path).stat()
+    except OSError:  # `Path.exists` raises some, such as those of a network drive that is not connected
+        return False
+    return True

@@ -195,7 +195,7 @@ def readable_batches(images: "Domain", batch_size: int) -> "Batches[list[str]]":
 
 def advance(generator: "torch.Generator", seed: int, batches: int) -> None:
     """Advance a generator by so many batches; each draws a seed for its noise."""
-    from undrift.posterior.seeds import drawn_seed
+    from undrift.system.randomness import drawn_seed
 
     generator.manual_seed(seed)
     for _ in range(batches):
@@ -235,12 +235,12 @@ def _noting(
         bar.advance()
 
 
-def read_temperature(session: Session, text: str, network: "nn.Module", images: "Domain", few: int = 8) -> float:
+def read_temperature(session: Session, text: str, network: "nn.Module", images: "Domain") -> float:
     """Return the temperature that was given, or for "auto" one fitted to the first batches (1 where none fits)."""
     if text == "auto":
         from undrift.answer.temperature import temperature
 
-        first = [batch for batch, _ in itertools.islice(images.named_batches(64), few)]
+        first = [batch for batch, _ in itertools.islice(images.named_batches(64), 8)]
         with warnings.catch_warnings():  # raise this warning: the temperature found is not to be used
             warnings.filterwarnings("error", "no temperature between", UndriftWarning)
             try:

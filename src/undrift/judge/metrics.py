@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from undrift._errors import DataError, OptionError
-from undrift.judge import maps, selective
+from undrift._errors import DataError
+from undrift.judge import maps
 
-BINS = 15
+BINS = 15  # of the largest probability, as in most papers
+POINTS = 50  # of a risk–coverage curve that a report keeps
 _ROUNDED = 0.02  # how far bfloat16 rounding takes the sum of a row from 1
 _LEAST = 2.0**-126  # smallest normal float32: a probability of 0 costs 87.3 nats, not infinity
 
@@ -85,16 +86,13 @@ class Tally:
         columns = (confidence, (label == labels).double(), -true.clamp_min(_LEAST).log(), brier, (label < 0).double())
         self._kept.append(torch.stack(columns))
 
-    def reliability(self, bins: int = BINS) -> Reliability:
+    def reliability(self) -> Reliability:
         """Return the bins of the reliability diagram."""
-        if isinstance(bins, bool) or not hasattr(bins, "__index__") or bins < 1:
-            raise OptionError(f"bins={bins!r} is not a whole number from 1 up; needed: one. Most papers take {BINS}.")
         confidence, correct, *_ = self._all()
-        bins = int(bins)
-        # Bin i is (i / bins, (i + 1) / bins]: a confidence on an edge belongs to the lower bin.
-        place = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-        counts = torch.bincount(place, minlength=bins)
-        sums = [torch.zeros(bins, dtype=torch.float64).index_add_(0, place, v) for v in (confidence, correct)]
+        # Bin i is (i / BINS, (i + 1) / BINS]: a confidence on an edge belongs to the lower bin.
+        place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+        counts = torch.bincount(place, minlength=BINS)
+        sums = [torch.zeros(BINS, dtype=torch.float64).index_add_(0, place, v) for v in (confidence, correct)]
         means = [(s / counts.clamp_min(1)).tolist() for s in sums]
         return Reliability(tuple(counts.tolist()), tuple(means[0]), tuple(means[1]))
 
@@ -102,14 +100,14 @@ class Tally:
         """Return the means over all images so far."""
         kept = self._all()
         _, accuracy, nll, brier, _ = kept.mean(1).tolist()
-        areas = selective.aurc(kept[0], kept[1]), selective.augrc(kept[0], kept[1])
+        areas = aurc(*kept[:2]), augrc(*kept[:2])
         miou = None if self._overlap is None else self._overlap.mean()
         return Scores(kept.shape[1], accuracy, nll, brier, self.reliability().ece, int(kept[4].sum()), *areas, miou)
 
     def risks(self) -> tuple[float, ...]:
         """Return the risk–coverage curve: the share of wrong answers among the surest 2 %, 4 %, …, 100 %."""
         confidence, correct, *_ = self._all()
-        return selective.curve(confidence, correct)
+        return curve(confidence, correct)
 
     def _all(self) -> Tensor:
         if not sum(k.shape[1] for k in self._kept):
@@ -117,38 +115,11 @@ class Tally:
         return torch.cat(self._kept, dim=1)
 
 
-def accuracy(probs: Tensor, labels: Tensor) -> float:
-    """Return the fraction of images whose most probable class is the true one; the first of equals counts.
-
-    Logits have the same largest class, and may be given; the scores below need probabilities.
-    """
-    check(probs, labels)
-    if not len(labels):
-        raise _none_scored()
-    return float((probs.detach().double().cpu().max(1)[1] == labels.detach().long().cpu()).double().mean())
-
-
-def error(probs: Tensor, labels: Tensor) -> float:
-    """Return 1 − accuracy."""
-    return 1 - accuracy(probs, labels)
-
-
-def nll(probs: Tensor, labels: Tensor) -> float:
-    """Return the mean of −log p(true class), in nats; p is taken as 2⁻¹²⁶ at least."""
-    return _tally(probs, labels).scores().nll
-
-
-def brier(probs: Tensor, labels: Tensor) -> float:
-    """Return the mean of Σ_k (p_k − [k is the true class])², between 0 and 2."""
-    return _tally(probs, labels).scores().brier
-
-
-def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """Return the expected calibration error, over 15 bins (i/15, (i+1)/15] of the largest probability.
-
-    Σ_bins (images in the bin / all images) · |accuracy in the bin − mean confidence in the bin|
-    """
-    return _tally(probs, labels).reliability(bins).ece
+def scored(probs: Tensor, labels: Tensor) -> Scores:
+    """Return the scores of one batch."""
+    tally = Tally()
+    tally.add(probs, labels)
+    return tally.scores()
 
 
 def harmonic_mean(values: Sequence[float]) -> float:
@@ -208,7 +179,57 @@ def _refuse_logits(probs: Tensor) -> None:
         )
 
 
-def _tally(probs: Tensor, labels: Tensor) -> Tally:
-    tally = Tally()
-    tally.add(probs, labels)
-    return tally
+# Selective prediction: the images are sorted by confidence, the surest first, and at coverage k/n the k surest are
+# answered. Selective risk is the share of these that is wrong (Geifman & El-Yaniv 2017), generalised risk the share of
+# all images that is answered and wrong (Traub et al. 2024). Images of equal confidence have no order: each counts as
+# wrong by the share of its group that is.
+
+
+def risk_coverage(confidence: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coverage and selective risk after each image, the surest first.
+
+    Examples:
+        >>> coverage, risk = risk_coverage(torch.tensor([0.9, 0.8, 0.6]), torch.tensor([True, False, True]))
+        >>> [round(float(r), 2) for r in risk]
+        [0.0, 0.5, 0.33]
+    """
+    wrong = _wrong_in_order(confidence, right)
+    answered = torch.arange(1, len(wrong) + 1, dtype=torch.float64)
+    return answered / len(wrong), wrong.cumsum(0) / answered
+
+
+def curve(confidence: Tensor, right: Tensor) -> tuple[float, ...]:
+    """Return the selective risk at the coverages 1/50, 2/50, …, 1, each rounded up to whole images."""
+    _, risk = risk_coverage(confidence, right)
+    answered = (torch.arange(1, POINTS + 1) * len(risk) + POINTS - 1) // POINTS
+    return tuple(risk[answered - 1].tolist())
+
+
+def aurc(confidence: Tensor, right: Tensor) -> float:
+    """Return the area under the risk–coverage curve: the mean over k of (wrong among the k surest) / k.
+
+    Examples:
+        >>> aurc(torch.tensor([0.9, 0.8]), torch.tensor([True, False]))
+        0.25
+    """
+    return float(risk_coverage(confidence, right)[1].mean())
+
+
+def augrc(confidence: Tensor, right: Tensor) -> float:
+    """Return the area under the generalised curve: the mean over k of (wrong among the k surest) / n.
+
+    Examples:
+        >>> augrc(torch.tensor([0.9, 0.8]), torch.tensor([True, False]))
+        0.25
+    """
+    wrong = _wrong_in_order(confidence, right)
+    return float(wrong.cumsum(0).mean() / len(wrong))
+
+
+def _wrong_in_order(confidence: Tensor, right: Tensor) -> Tensor:
+    """Return how wrong each image's answer is, the surest first; equal confidences share their mean."""
+    confidence, wrong = confidence.detach().cpu().double(), (~right.bool()).detach().cpu().double()
+    order = confidence.argsort(descending=True, stable=True)
+    _, group, count = torch.unique_consecutive(confidence[order], return_inverse=True, return_counts=True)
+    share = torch.zeros(len(count), dtype=torch.float64).index_add_(0, group, wrong[order]) / count
+    return share[group]

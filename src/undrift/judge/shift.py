@@ -23,8 +23,8 @@ from undrift.packs.domain_file import Sigma, sigmas
 from undrift.posterior.kept_statistics import fitting_mean, noise_kept
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
+from undrift.posterior.noise import initial_log_var
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.prior import initial_log_var
 from undrift.system.validate import a_type, instead_of
 from undrift.system.warning import warn
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from undrift._errors import DataError
 from undrift.judge.accuracy import Helping
-from undrift.posterior.outputs import rows, spread
+from undrift.posterior.outputs import by_position
 from undrift.system.warning import warn
 
 FALL = 0.5
@@ -32,9 +32,6 @@ A network that lost diversity *and* confidence has not collapsed onto one answer
 
 ALWAYS_SURE = 0.05
 """Mean entropy over ln(classes) that always counts as sure: half of a sure source's entropy is hard to reach."""
-
-POSITIONS = 64
-"""Pixels (or labels) of an image that a survey uses, evenly spread, if a network answers each."""
 
 _AT_ONCE = 2**22
 """Logits that a survey collects on the device before it copies them: 16 MB."""
@@ -212,16 +209,6 @@ def _on_cpu(
             waiting = []
     if waiting:
         yield _moved(waiting)
-
-
-def some_positions(output: Tensor) -> Tensor:
-    """Return what a network gave, of each image's pixels or labels some, evenly spread."""
-    return output if output.ndim == 2 else spread(output, POSITIONS)
-
-
-def by_position(output: Tensor) -> Tensor:
-    """Return a row of classes per image, or for each of some of its pixels or labels."""
-    return rows(some_positions(output))
 
 
 def _with_places(places: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,21 +8,15 @@ from torch import Tensor
 
 from undrift.kernels import cpu, reference
 from undrift.kernels.choice import Path, choose, on_kernels
-from undrift.kernels.keys import keys_of
-from undrift.kernels.reference import box_filter
+from undrift.kernels.epsilon import keys_of
+from undrift.kernels.reference import box_filter, without_autocast
 from undrift.kernels.triton import layer
-from undrift.system.autocast import without_autocast
 
 
-def square_sum(x: Tensor, groups: int, last: bool, whole: bool = True) -> Tensor:
-    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1).
-
-    Where it need not be `whole`, a linear layer's may come in parts (…, parts), for `add_noise` to add up.
-    """
+def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:
+    """Return Σ x² over each group's channels, in float32 or better: batch × groups × positions (linear: …, 1)."""
     path = choose(x)
-    how = _AT_HAND.get(path) or _imported(path)
-    in_parts = path == "traced" and last and not whole and how.in_parts(x)
-    total: Tensor = how.square_parts(x) if in_parts else how.square_sum(x, groups, last)
+    total: Tensor = (_AT_HAND.get(path) or _imported(path)).square_sum(x, groups, last)
     return total
 
 
@@ -66,7 +60,8 @@ def add_layer_noise(
 ) -> Tensor:
     """Return y with a layer's noise: the energy Σx² + extra, its sum over each output's window, and `add_noise`.
 
-    All in one autograd node with few kernels on CUDA, uncompiled.
+    All in one autograd node with few kernels on CUDA, uncompiled. In a compiled graph, the energy of a linear layer
+    may come in parts (…, parts), which `add_noise` adds up.
 
     Args:
         pool: window, stride and padding of the box filter; () where a window is one input.
@@ -74,12 +69,17 @@ def add_layer_noise(
         frozen: gives the layer's weight if y is just x's product with it (and a frozen bias) and both are frozen.
         handle, by_rows: as in `add_noise`.
     """
-    if on_kernels(y) and choose(y, x, log_var) == "triton" and layer.fits(x, y, log_var):
+    path = choose(y, x, log_var)
+    if path == "triton" and layer.fits(x, y, log_var):
         return layer.add_noise(x, y, log_var, key, layer.Geometry(groups, last, pool, extra), first_row, frozen())
+    how, traced = _AT_HAND.get(path) or _imported(path), path == "traced"
     with without_autocast(x.device):
-        energy = square_sum(x, groups, last, whole=extra != 0)
+        in_parts = traced and last and not extra and how.in_parts(x)
+        energy = how.square_parts(x) if in_parts else how.square_sum(x, groups, last)
         plane = box_filter(energy + extra if extra else energy, pool)
-        return add_noise(y, plane, log_var, key, first_row, groups, last, handle, by_rows)
+        hints = (handle, by_rows) if traced else ()
+        out: Tensor = how.add_noise(y, plane, log_var, key, first_row, groups, last, *hints)
+        return out
 
 
 def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:

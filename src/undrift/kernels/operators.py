@@ -10,7 +10,7 @@ from torch import Tensor
 
 from undrift._errors import UndriftError
 from undrift.kernels import choice, cpu, operator_gradients, reference
-from undrift.kernels.keys import GOLDEN, keys_of
+from undrift.kernels.epsilon import GOLDEN, keys_of
 from undrift.kernels.layout import FLOATS
 from undrift.system.private import recomputes_more
 

@@ -4,6 +4,7 @@
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,12 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     `torch.promote_types` is an operator: PyTorch 2.6 writes it into an exported program, and cannot read it back.
     """
     return dtype if dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context without autocast; most of the time there is none to leave, and entering takes its time."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def square_sum(x: Tensor, groups: int, last: bool) -> Tensor:

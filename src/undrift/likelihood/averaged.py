@@ -8,8 +8,7 @@ from torch import Tensor
 
 from undrift.answer.forward import forward
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import extra_pass, named_learnables
-from undrift.system.autocast import weights_moved
+from undrift.posterior.state import extra_pass, named_learnables, weights_moved
 from undrift.system.interrupts import surely
 
 _TEACHER = "teacher."

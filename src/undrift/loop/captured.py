@@ -27,7 +27,7 @@ from undrift.loop.cuda_graph import Captured, reason
 from undrift.loop.gradient import Gradient, GradientResult
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
-from undrift.system.autocast import weights_moved
+from undrift.posterior.state import weights_moved
 from undrift.system.private import copy_all
 
 Place = tuple[dict[str, Tensor | None], str]  # a module's table of parameters or buffers, and a name in it

@@ -12,13 +12,11 @@ from undrift.judge.history import History, HistoryRow
 from undrift.loop import checkpoint, resume
 from undrift.loop.finite_images import FiniteImages
 from undrift.loop.indexed_loader import Pass
-from undrift.loop.many_processes import check_in_sync, sync_randomness, sync_start
 from undrift.loop.optimise import Schedule, optimiser_over_epochs
-from undrift.loop.setup import EpochPlan
+from undrift.loop.setup import EpochPlan, check_in_sync, sync_randomness, sync_start
 from undrift.loop.step import NOTHING_ASKED, StepMark, Stepper, StepResult
-from undrift.loop.step_views import StepViews
-from undrift.loop.surveys import Surveys
-from undrift.packs.gather_moments import set_facts
+from undrift.loop.surveys import StepViews, Surveys
+from undrift.packs.evidence import set_facts
 from undrift.posterior.batch import device_of
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed

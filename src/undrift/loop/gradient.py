@@ -16,9 +16,8 @@ from undrift.likelihood import one_number
 from undrift.likelihood.wrap import check_positions, warn_of_outputs
 from undrift.objective import kl_term
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import extra_pass, noise_switched
+from undrift.posterior.state import extra_pass, noise_switched, weights_moved
 from undrift.system import ranks
-from undrift.system.autocast import weights_moved
 
 More = Callable[[Tensor], Sequence[Tensor]]
 

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from undrift.judge.accuracy import Helping
-from undrift.judge.verdict import by_position, some_positions
 from undrift.loop.helped import compare
 from undrift.loop.indexed_loader import avoid_last_single
+from undrift.posterior.outputs import by_position, some_positions
 from undrift.posterior.perturbed import Perturbed
 
 MOST = 256

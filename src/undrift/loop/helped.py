@@ -11,10 +11,10 @@ from torch import Tensor
 from undrift.answer.forward import forward
 from undrift.answer.views import AUTO, VIEWS, ReversibleView, SafeViews, combined
 from undrift.judge.accuracy import Helping, helping
-from undrift.judge.verdict import by_position
 from undrift.loop.indexed_loader import avoid_last_single
 from undrift.posterior.batch import to_device
 from undrift.posterior.layers import evaluating
+from undrift.posterior.outputs import by_position
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.seeds import Key
 from undrift.posterior.state import extra_pass, keeping_noise, noisy_statistics, one_pass

@@ -19,8 +19,15 @@ from undrift.loop.stream_report import StreamReport
 from undrift.objective import kl_term
 from undrift.packs.fingerprint import fingerprint
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import extra_pass, fill_likelihood, likelihood_state, norm_momentum, restore, snapshot
-from undrift.system.autocast import weights_moved
+from undrift.posterior.state import (
+    extra_pass,
+    fill_likelihood,
+    likelihood_state,
+    norm_momentum,
+    restore,
+    snapshot,
+    weights_moved,
+)
 from undrift.system.private import exp_all
 
 

@@ -13,12 +13,10 @@ from undrift._types import Following, Keeper, Likelihood
 from undrift.answer.views import ViewsInUse
 from undrift.loop.captured import CapturedGradient
 from undrift.loop.gradient import Gradient, GradientResult, More
-from undrift.loop.means import pull, turn_to_gradient
-from undrift.loop.optimise import climbed, learnables, slowed
+from undrift.loop.optimise import climbed, learnables, pull, slowed, turn_to_gradient
 from undrift.posterior.norm import MOVING
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import forget_noise_seen
-from undrift.system.autocast import weights_moved
+from undrift.posterior.state import forget_noise_seen, weights_moved
 from undrift.system.interrupts import uninterrupted
 
 NOTHING_ASKED = "nothing asked of it"

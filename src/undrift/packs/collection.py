@@ -18,15 +18,14 @@ from undrift.packs.evidence import DomainMoments
 from undrift.packs.fingerprint import fingerprint
 from undrift.packs.pack import Pack
 from undrift.packs.pack_table import table
-from undrift.packs.routed import Routed, concatenated
-from undrift.packs.routed_session import RoutedSession
+from undrift.packs.routed import Routed, RoutedSession, concatenated
 from undrift.packs.router import LIMIT, SOURCE, Router
 from undrift.posterior.attached import attached_to
 from undrift.posterior.batch import device_of
 from undrift.posterior.layers import evaluating
 from undrift.posterior.model_lock import turn
 from undrift.posterior.refuse import refuse_network
-from undrift.system.validate import number_above
+from undrift.system.validate import positive
 
 if TYPE_CHECKING:
     from undrift.images.preprocess import Preprocess
@@ -48,7 +47,7 @@ class Packs:
     """
 
     def __init__(self, net: nn.Module, preprocess: "Preprocess | None" = None, limit: float = LIMIT) -> None:
-        number_above(limit, 0, "limit", "Beyond 3 standard deviations, a pack does not know an image.")
+        positive(limit, "limit", "Beyond 3 standard deviations, a pack does not know an image.")
         refuse_network(net)
         self.net, self.limit, self.preprocess = net, limit, preprocess
         self.refused: dict[str, UndriftError] = {}
@@ -152,7 +151,7 @@ class Packs:
             batch_size: how many images of a tensor to look at at once.
             views: views of an image to average over. Default: each pack's own option `answer_views`.
         """
-        number_above(temperature, 0, "temperature", "1 leaves the logits as they are.")
+        positive(temperature, "temperature", "1 leaves the logits as they are.")
         session = RoutedSession(self, samples, generator, temperature, views)
         parts = []
         for batch in batches_of(images, batch_size):

@@ -9,15 +9,17 @@ the source and one pack, a layer's weight is how well it separates the pack's ow
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift.packs.moments import ImageMoments, used_channels
+from undrift.packs.moments import ImageMoments, used_channels, watching
 from undrift.packs.sketch import VERSION, Sketch
+from undrift.posterior.attached import root_of
 from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.select import plain_name
 from undrift.system.private import BatchNorm
@@ -279,3 +281,44 @@ def sigmas_away(evidence: Tensor, moments: DomainMoments) -> Tensor:
     if moments.level is None or moments.spread is None:
         return torch.full_like(evidence, math.nan)
     return (evidence - moments.level) / moments.spread
+
+
+KEPT_STATISTICS = "kept_statistics"
+"""The fact that a pack with batch statistics holds those of its whole domain, too."""
+
+
+def set_facts(model: Perturbed, **facts: object) -> None:
+    """Replace the facts of a model's pack by these; keep those about moments and statistics."""
+    kept = {name: model.facts[name] for name in (FACT, KEPT_STATISTICS) if name in model.facts}
+    model.facts = {**facts, **kept}
+
+
+def has_moments(model: Perturbed) -> bool:
+    """Return whether the model's pack will hold moments of its domain."""
+    return FACT in model.facts
+
+
+@contextmanager
+def gathering_moments(model: Perturbed, eager: bool = False) -> Iterator[Callable[[], None]]:
+    """Gather moments during passes of the source network; call the yielded function after each pass.
+
+    Args:
+        eager: whether the passes are of the network itself where it is compiled, whose graph hears of no new hooks.
+    """
+    gathering = Gathering()
+    model.facts.pop(FACT, None)
+    if root_of(model.net) is not model.net and not eager:
+        yield lambda: None
+        return
+    with watching(root_of(model.net)) as watch:
+
+        def add() -> None:
+            seen = watch.moments()
+            if seen is not None:
+                seen = replace(seen, mean=model.key.whole(seen.mean), var=model.key.whole(seen.var))
+            gathering.add(seen)
+
+        yield add
+    source = DomainMoments.of_source(root_of(model.net))
+    if (moments := gathering.moments(whole=True, source=source)) is not None:
+        moments.put(model)

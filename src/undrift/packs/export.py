@@ -1,10 +1,13 @@
 """Export the adapted mean network: as a plain `state_dict` file, a program of `torch.export`, or an ONNX model."""
 
 import copy
+import importlib.util
 import io
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -15,7 +18,6 @@ from torch import Tensor, nn
 from undrift._errors import DataError, OptionError, UndriftError
 from undrift.answer.forward import finite_batches
 from undrift.options import _suggest
-from undrift.packs.onnx_program import check_installed, onnx_bytes
 from undrift.packs.state import domain_state
 from undrift.posterior.extra_modules import extra_modules
 from undrift.posterior.kept_statistics import noise_kept, own_statistics, warn_of_noise
@@ -197,3 +199,42 @@ def _about(model: Perturbed) -> dict[str, str]:
     if model.classes is not None:
         texts["classes"] = json.dumps(model.classes, ensure_ascii=False)
     return texts
+
+
+MOST = 2**31 - 2**20
+"""Bytes of weights that fit into one ONNX file, less some room for the graph."""
+
+
+def check_installed() -> None:
+    """Raise unless PyTorch's exporter to ONNX has what it needs."""
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f'format="onnx": {" and ".join(missing)} not installed; needed: PyTorch\'s exporter to ONNX. Run '
+            "pip install 'undrift[onnx]', or take the format torch.export, which needs nothing."
+        )
+
+
+def onnx_bytes(program: torch.export.ExportedProgram, about: Mapping[str, str]) -> bytes:
+    """Return the ONNX model of a program, weights included, with these texts as its metadata."""
+    weights = sum(tensor.nbytes for tensor in program.state_dict.values())
+    if weights > MOST:
+        raise OptionError(
+            f'format="onnx": the network has {weights:,} bytes of weights; an ONNX file holds {MOST:,} at most. Take '
+            "the format torch.export or state_dict."
+        )
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        # PyTorch's own: parts of it that it calls deprecated, and operators of torchvision that nobody asked for.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        log.setLevel(logging.ERROR)
+        try:
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
+        finally:
+            log.setLevel(level)
+    assert made is not None, "the exporter returns its program"
+    made.model.metadata_props.update(about)
+    content: bytes = made.model_proto.SerializeToString(deterministic=True)
+    return content

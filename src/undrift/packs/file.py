@@ -1,18 +1,21 @@
 """Save and load one domain as one small file. The layout: docs/reference/format.md."""
 
+import datetime
+import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from undrift._errors import UndriftError
+from undrift._errors import OptionError, UndriftError
 from undrift.packs.compatible import check_path, check_source
 from undrift.packs.compression import DEFAULT, EXACT, compressor, mean_shifts
-from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect
-from undrift.packs.file_bytes import to_bytes
-from undrift.packs.header import as_json, facts_of, header
-from undrift.packs.sections import ROUTER, Sections
+from undrift.packs.domain_file import LOG_VAR, DomainFile, inspect, sigmas
+from undrift.packs.file_bytes import VERSION, to_bytes
+from undrift.packs.fingerprint import fingerprint
+from undrift.packs.sections import ROUTER, Sections, checked_facts
 from undrift.packs.state import domain_state, fill, finite, plain_tensors
 from undrift.packs.vectors import rounded, vector_shifts
 from undrift.perturb import perturb
@@ -21,6 +24,7 @@ from undrift.posterior.perturbed import Perturbed
 from undrift.posterior.refuse import refuse_second
 from undrift.system.atomic import check, write_bytes
 from undrift.system.validate import a_type, instead_of
+from undrift.system.version import own_version
 from undrift.system.warning import warn
 
 if TYPE_CHECKING:
@@ -166,3 +170,58 @@ def adapted_by(
 
 def _log_var(name: str, tensor: Tensor) -> Tensor:
     return rounded(tensor) if name.endswith(LOG_VAR) else tensor
+
+
+def header(model: Perturbed, source: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return the header without the entries of `Sections`."""
+    relative = {s.layer: [float(f"{v:.4g}") for v in s.relative] for s in sigmas(model)}
+    values = {
+        "options": model.options.as_dict(),
+        "preprocess": None if model.preprocess is None else model.preprocess.to_dict(),
+        "classes": None if model.classes is None else _names(model.classes),
+        "relative_std": relative,
+    }
+    texts = {"undrift_format": str(VERSION), "undrift": own_version(), "fingerprint": fingerprint(model)}
+    if source is not None:
+        texts["source"] = _readable(source)
+    return texts | {key: as_json(value) for key, value in values.items()}
+
+
+def as_json(value: object) -> str:
+    """Return a value as compact JSON; raise ValueError for NaN."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def facts_of(model: Perturbed, name: str | None) -> dict[str, Any]:
+    """Return the facts that a file records of itself."""
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    facts: dict[str, Any] = {"created": today, **model.facts, **({} if name is None else {"name": name})}
+    try:
+        text = as_json(checked_facts(facts))
+        text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise OptionError(
+            f"model.facts or the name cannot be stored ({error}); needed: a name of whole characters and JSON values "
+            "by name, `images` a whole number and `estimate` a finite one. Correct them, and save again."
+        ) from error
+    return facts
+
+
+def _names(classes: Iterable[object]) -> list[str]:
+    names = [str(name) for name in classes]
+    if broken := [name for name in names if name.encode(errors="replace").decode() != name]:
+        raise OptionError(
+            f"the class name {broken[0]!a} holds half a character (of a folder whose name is not UTF-8, perhaps), "
+            "which no file can hold; needed: whole Unicode characters. Correct model.classes, and save again."
+        )
+    return names
+
+
+def _readable(source: object) -> str:
+    name = os.fspath(source) if isinstance(source, os.PathLike) else source
+    if not isinstance(name, str):
+        raise OptionError(
+            f"source={source!r} is {a_type(source)}; needed: a name for the source network, or the path of "
+            "its checkpoint. Give text, or leave it out."
+        )
+    return name.encode(errors="backslashreplace").decode()  # a path may hold bytes that are no UTF-8

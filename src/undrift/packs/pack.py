@@ -7,15 +7,14 @@ from torch import Tensor, nn
 
 from undrift._errors import OptionError
 from undrift.packs.domain_file import DomainFile
-from undrift.packs.evidence import DomainMoments
+from undrift.packs.evidence import KEPT_STATISTICS, DomainMoments
 from undrift.packs.file import adapted_by
-from undrift.packs.gather_moments import KEPT_STATISTICS
 from undrift.packs.shift import Shift
 from undrift.packs.state import domain_state
 from undrift.packs.vectors import VectorShift
+from undrift.posterior.attached import Trained
 from undrift.posterior.batch import device_of
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.swap import Trained
 from undrift.system.interrupts import uninterrupted
 
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from undrift.kernels.reference import without_autocast
 from undrift.packs.moments import ImageMoments
-from undrift.system.autocast import without_autocast
 
 VERSION = 1
 """Of these numbers; packs with others are compared by evidence alone."""

@@ -12,8 +12,7 @@ from undrift.packs.shift import Shift
 from undrift.packs.vectors import VAR
 from undrift.posterior.extra_modules import extra_state
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import forget_noise_seen
-from undrift.system.autocast import weights_moved
+from undrift.posterior.state import forget_noise_seen, weights_moved
 
 
 def domain_state(model: Perturbed) -> dict[str, Tensor]:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from undrift.kernels import share
 from undrift.posterior.layers import channels, is_standard, kernels, per_weight
-from undrift.posterior.noise import Noise
+from undrift.posterior.noise import Noise, prior_row
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.prior import prior_row
 
 
 class VarianceRow(NamedTuple):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from undrift.kernels.reference import without_autocast
 from undrift.posterior import layers
 from undrift.posterior.select import matching, slot
-from undrift.system.autocast import without_autocast
 
 if TYPE_CHECKING:
     from undrift.posterior.perturbed import Perturbed

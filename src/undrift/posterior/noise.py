@@ -1,5 +1,6 @@
-"""The perturbation of one weight: log-variances, their prior, and the hooks that add its noise to a layer's output."""
+"""The perturbation of one weight: its prior, its log-variances, and the hooks that add noise to a layer's output."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,14 +10,58 @@ from torch.func import functional_call
 
 from undrift._errors import UndriftError
 from undrift.kernels import add_layer_noise, add_noise, narrowed, normal, square_sum
-from undrift.kernels.reference import by_channel, safe_sqrt, spread, wide
+from undrift.kernels.reference import by_channel, safe_sqrt, spread, wide, without_autocast
 from undrift.options import Energy, Options, Sharing
 from undrift.posterior import layers
 from undrift.posterior.norm import capturing
-from undrift.posterior.prior import initial_log_var, kernel_variance, prior_variance
 from undrift.posterior.seeds import Key
-from undrift.system.autocast import without_autocast
 from undrift.system.private import hooked_globally
+
+
+def kernel_variance(layer: nn.Module, weight: Tensor, floor: float) -> Tensor:
+    """Return Var(w_s^li), one per kernel (per row of a linear layer), at least `floor`.
+
+    A constant kernel, or one of a single weight, has no variance; the floor keeps log-variances and the KL finite.
+    """
+    rows = layers.kernels(layer, weight.to(torch.promote_types(weight.dtype, torch.float32)))
+    variance = rows.var(dim=1) if rows.shape[1] > 1 else rows.new_zeros(rows.shape[0])
+    return variance.clamp_min(floor)
+
+
+def prior_variance(variance: Tensor, options: Options) -> Tensor:
+    """Return the prior variance per kernel: λ·Var(w_s^li) (paper eq. 8), or one isotropic λ for the whole network."""
+    if options.prior == "isotropic":
+        return torch.full_like(variance, options.prior_scale)
+    return options.prior_scale * variance
+
+
+def initial_log_var(variance: Tensor, options: Options) -> Tensor:
+    """Return the initial log-variance per kernel; a fraction of 0 gives −inf, which is exactly no noise."""
+    if options.init == "prior":
+        return prior_variance(variance, options).log()
+    return (options.init_fraction * variance + options.init_offset).log()
+
+
+class PriorRow(nn.Module):
+    """The logarithm of each variance's prior, and half the number of weights behind it, of all noises as one row.
+
+    They stay what they are, so the KL need not gather them from a hundred layers in each step.
+    """
+
+    log_prior: Tensor
+    half_weights: Tensor
+
+    def __init__(self, noises: Sequence["Noise"]) -> None:
+        super().__init__()
+        log_prior, half_weights = prior_row(noises)
+        self.register_buffer("log_prior", log_prior, persistent=False)
+        self.register_buffer("half_weights", half_weights, persistent=False)
+
+
+def prior_row(noises: Sequence["Noise"]) -> tuple[Tensor, Tensor]:
+    """Return the logarithm of each variance's prior, and half the number of weights behind it."""
+    log_prior = torch.cat([n.prior_var.expand_as(n.log_var).flatten() for n in noises]).log()
+    return log_prior, 0.5 * torch.cat([n.share.expand(n.log_var.numel()) for n in noises])
 
 
 class Noise(nn.Module):
@@ -82,7 +127,7 @@ class Noise(nn.Module):
         if compiling:
             x, output = self._narrow(layer, x, output)
         x, y = (x, output) if batched else (x.unsqueeze(0), output.unsqueeze(0))
-        out = self._add(layer, x, y, log_var, key.to(x.device), state.first_row(y.shape[0]))
+        out = self._add(layer, x, y, log_var, key.to(x.device))
         return out if batched else out.squeeze(0)
 
     def drawn(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
@@ -126,18 +171,19 @@ class Noise(nn.Module):
 
     # Noise ------------------------------------------------------------------------------------------------------
 
-    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor, first_row: int) -> Tensor:
+    def _add(self, layer: nn.Module, x: Tensor, y: Tensor, log_var: Tensor, key: Tensor) -> Tensor:
         """Return y + σ·ε for a batch; σ² is `variance`, which is not written out where kernels share one."""
+        state = self._key[0]
         if self.sharing == "weight":
             with without_autocast(x.device):
                 std = safe_sqrt(self.variance(layer, x, y.shape))
-                noise = std * normal(key, y.shape, first_row).to(std.dtype)
+                noise = std * normal(key, y.shape, state.first_row(y.shape[0])).to(std.dtype)
                 # Noise in float32, cast last: autocast must not turn its outputs into float32.
                 return y + noise.to(y.dtype)
-        (last, groups), pool = layers.channels(layer), layers.pool(layer)
         if self.energy == "centred":
             x = centred(layer, x)
-        handles = self._key[0].handles
+        (last, groups), pool = layers.channels(layer), layers.pool(layer)
+        first_row, handles = state.first_row(y.shape[0]), state.handles
         handle = None if handles is None else handles[self.number]
         if pool is None:
             with without_autocast(x.device):
@@ -248,7 +294,7 @@ def input_energy(layer: nn.Module, x: Tensor, energy: Energy, offset: float) -> 
 
 def centred(layer: nn.Module, x: Tensor) -> Tensor:
     """Return x less its mean over positions, a sample and a channel at a time, in float32 or better."""
-    x, among = x.to(wide(x.dtype)), positions(layer, x)
+    among, x = positions(layer, x), x.to(wide(x.dtype))
     return x - x.mean(dim=among, keepdim=True) if among else x
 
 

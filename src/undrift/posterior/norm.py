@@ -1,6 +1,6 @@
 """Norm layers of a perturbed network: the statistics they use, and whether scale and shift are trained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,13 +9,77 @@ from torch import Tensor, nn
 from undrift._errors import UndriftError
 from undrift.kernels.reference import wide
 from undrift.options import Options, Statistics
-from undrift.posterior.norm_tracking import AVERAGES, Tracking, can_track
+from undrift.posterior.attached import Swapped
 from undrift.posterior.seeds import Key
-from undrift.posterior.swap import Swapped
 from undrift.posterior.sync_batch_norm import BatchStatistics, batch_statistics, with_gradient
 from undrift.system.private import BatchNorm, InstanceNorm
 from undrift.system.ranks import Share
-from undrift.system.warning import warn
+
+AVERAGES = ("running_mean", "running_var")
+COUNT = "num_batches_tracked"
+FORWARDS = (BatchNorm.forward, nn.SyncBatchNorm.forward)  # what a subclass does with its averages is unknown
+
+
+def can_track(layer: Any, x: Tensor) -> bool:
+    """Return whether the layer can normalise by batch statistics and move its averages in one call.
+
+    PyTorch then requires averages, scale and shift of one dtype: the input's, or float32 for half precision.
+    """
+    if torch.compiler.is_compiling() or type(layer).forward not in FORWARDS or "forward" in vars(layer):
+        return False
+    tensors = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return dtypes in ({x.dtype}, {torch.promote_types(x.dtype, torch.float32)})
+
+
+class Tracking:
+    """A pass in which a batch norm updates its own statistics, as in training; this is what to restore after it.
+
+    The layer computes the batch's statistics anyway. Computing them again would be a second pass over every activation,
+    which takes half of a training step in a wide network on a GPU.
+
+    Args:
+        again: whether this is a checkpoint's second run, whose updates are dropped.
+    """
+
+    def __init__(self, layer: Any, pace: float, again: bool = False) -> None:
+        self.layer, self.pace, self.again = layer, pace, again
+        self.momentum: float | None = layer.momentum
+        self.old: dict[str, Any] = {name: layer._buffers.get(name) for name in (*AVERAGES, COUNT)}
+
+    def begin(self) -> None:
+        """Let the layer move copies of its averages at the given pace.
+
+        Copies, as an earlier forward pass may still need the averages for its backward pass, and as a pass can fail.
+        Apart from the constructor: whoever is stopped in here knows already what there is to undo.
+        """
+        self.layer._buffers.update({name: self.old[name].clone() for name in AVERAGES})
+        # Batches are not counted. A synchronised layer requires a count; on the host it costs no launch.
+        self.layer._buffers[COUNT] = torch.zeros(()) if isinstance(self.layer, nn.SyncBatchNorm) else None
+        self.layer.__dict__["momentum"] = self.pace
+
+    def undo(self) -> tuple[Tensor, Tensor]:
+        """Restore the layer; return the mean and the variance that it moved."""
+        mean, var = (self.layer._buffers[name] for name in AVERAGES)
+        self.layer._buffers.update(self.old)
+        self.layer.__dict__["momentum"] = self.momentum
+        return mean, var
+
+    def keep(self, in_place: bool) -> None:
+        """Restore the layer except its averages, which have moved if the batch's statistics were finite."""
+        mean, var = self.undo()
+        # A later training step could not use tensors made in inference mode.
+        with torch.inference_mode(False):
+            # A NaN or infinite image must not stay in the average for ever. Either may tell of it alone, by the kernel
+            # that computed them; 0 · ∞ is NaN.
+            sound = torch.add(var, mean, alpha=0) < torch.inf
+            for name, moved in zip(AVERAGES, (mean, var), strict=True):
+                value = torch.where(sound, moved, self.old[name])
+                if in_place:
+                    self.old[name].copy_(value)
+                else:
+                    self.layer._buffers[name] = value
+
 
 KINDS: tuple[type[nn.Module], ...] = (BatchNorm, InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -250,30 +314,6 @@ class Norm(Swapped):
             return torch.where(sound, torch.lerp(old.to(new.dtype), new, pace).to(old.dtype), old)
 
         return moved(old_mean, mean), moved(old_var, var), count
-
-
-def warn_if_unsound(norms: Sequence[Norm]) -> None:
-    """Warn of kept statistics that are not finite, such as a variance above 65,504 that was stored in float16.
-
-    The network answers with them without an error, and every average that starts there is lost.
-    """
-    kept = {
-        f"{policy.name}.{name}": tensor
-        for policy in norms
-        for name in ("running_mean", "running_var")
-        if (tensor := getattr(policy.layer, name, None)) is not None and not tensor.is_meta
-    }
-    if not kept:
-        return
-    place = next(iter(kept.values())).device  # one transfer, not one per layer
-    sound = torch.stack([tensor.isfinite().all().to(place) for tensor in kept.values()]).tolist()
-    bad = [name for name, good in zip(kept, sound, strict=True) if not good]
-    if bad:
-        warn(
-            f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
-            "needed: finite statistics, as adaptation starts from them. Load the weights again, in float32, or "
-            'perturb with norm_statistics="batch", which does not use them.'
-        )
 
 
 def capturing(x: Tensor) -> bool:

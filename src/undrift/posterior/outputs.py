@@ -23,6 +23,7 @@ from undrift.options import Outputs
 from undrift.system.validate import a_type
 
 _NEEDED = "undrift needs logits, batch × classes, or batch × classes × height × width for a class per pixel"
+POSITIONS = 64  # pixels or labels of an image that `some_positions` gives at most
 _NAMES = ("logits", "out")  # Hugging Face's and torchvision's
 
 
@@ -113,6 +114,16 @@ def spread(values: Tensor, most: int, first: int = 2) -> Tensor:
     # In every dimension: a step along the flattened map may be a multiple of the width, and see one column.
     places: tuple[Any, ...] = (..., *(slice((min(step, side) - 1) // 2, None, step) for side in sides))
     return values[places].flatten(first)
+
+
+def some_positions(found: Tensor) -> Tensor:
+    """Return the logits of each image's pixels or labels, or of some of them, evenly spread."""
+    return found if found.ndim == 2 else spread(found, POSITIONS)
+
+
+def by_position(found: Tensor) -> Tensor:
+    """Return one row of classes per image, or for each of `some_positions`."""
+    return rows(some_positions(found))
 
 
 def per_image(found: Tensor, asking: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Refuse networks that cannot be perturbed, before anything is touched."""
+"""Refuse networks that cannot be perturbed, before anything is touched; warn of unsound ones."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +15,7 @@ from undrift.posterior.seeds import Key
 from undrift.posterior.select import Choice
 from undrift.system.private import is_fake
 from undrift.system.validate import a_type, instead_of
+from undrift.system.warning import warn
 
 
 def refuse_network(net: nn.Module) -> None:
@@ -97,6 +98,30 @@ def refuse_crosswise(choices: Iterable[Choice], options: Options) -> None:
                 )
     if refusals:
         raise CannotPerturb("\n".join(refusals))
+
+
+def warn_if_unsound(norms: Sequence[norm.Norm]) -> None:
+    """Warn of kept statistics that are not finite, such as a variance above 65,504 that was stored in float16.
+
+    The network answers with them without an error, and every average that starts there is lost.
+    """
+    kept = {
+        f"{policy.name}.{name}": tensor
+        for policy in norms
+        for name in ("running_mean", "running_var")
+        if (tensor := getattr(policy.layer, name, None)) is not None and not tensor.is_meta
+    }
+    if not kept:
+        return
+    place = next(iter(kept.values())).device  # one transfer, not one per layer
+    sound = torch.stack([tensor.isfinite().all().to(place) for tensor in kept.values()]).tolist()
+    bad = [name for name, good in zip(kept, sound, strict=True) if not good]
+    if bad:
+        warn(
+            f"{', '.join(bad[:5])}{f' and {len(bad) - 5} more' * (len(bad) > 5)} hold values that are not finite; "
+            "needed: finite statistics, as adaptation starts from them. Load the weights again, in float32, or "
+            'perturb with norm_statistics="batch", which does not use them.'
+        )
 
 
 def _sharing(module: nn.Module, options: Options) -> str:

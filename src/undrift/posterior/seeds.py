@@ -7,8 +7,10 @@ same key gives the same noise, on any batch split, on any rank, and when a check
 
 import itertools
 import operator
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -16,22 +18,27 @@ from torch import Tensor, nn
 
 from undrift import kernels
 from undrift._errors import UndriftError
-from undrift.kernels.keys import key_of_use
-from undrift.posterior.replay import Replay
+from undrift.kernels.epsilon import key_of_use
 from undrift.system.private import (
+    dispatch_modes,
     frame_watcher,
+    graph_task,
     guard_module_hooks,
     hidden_from_compiler,
     in_backward,
     in_function_transform,
+    next_node_number,
+    running_node_number,
+    saving_hooks,
+    without_dispatch_modes,
 )
+from undrift.system.randomness import drawn_seed
 from undrift.system.ranks import Share, divide, rank
 from undrift.system.warning import warn
 
 T = TypeVar("T")
 USES = 8  # of a weight in one step, that a compiled graph has a key ready for
-
-
+_KEPT = 64  # forward passes whose noise can be replayed
 _idents = itertools.count()
 _traced: dict[int, dict[int, int]] = {}
 
@@ -59,12 +66,6 @@ def prepare_compiler() -> None:
     guard_module_hooks()
 
 
-def drawn_seed(generator: torch.Generator | None) -> Tensor:
-    """Return a seed of noise, drawn from a generator, or from torch's global one."""
-    device = generator.device if generator is not None else None
-    return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device)
-
-
 class Key(nn.Module):
     """The state all noise of one network shares: seed, step, call; and whether noise is on at all.
 
@@ -87,6 +88,7 @@ class Key(nn.Module):
         next_parts: those of the pass that begins next.
         waiting: the weights whose hook has not fired yet, by number.
         share: how the rows of the batch that passes lie on several processes; None where this one has them all.
+        rank: this process's, asked for once in a pass.
     """
 
     seed: Tensor
@@ -111,6 +113,7 @@ class Key(nn.Module):
         self.next_parts: tuple[Tensor, ...] | None = None
         self.waiting: dict[int, str] = {}
         self.share: Share | None = None
+        self.rank = 0
         self.replay = Replay()
         self.reseed(generator)
 
@@ -139,6 +142,7 @@ class Key(nn.Module):
         from undrift.kernels import operators
 
         self.step.add_(1)
+        self.rank = rank()
         # index: PyTorch 2.6 makes a symbol of a module's number that differs from one network to the next, and what is
         # run while tracing takes no symbol.
         self.traced = count_traced(operator.index(self.ident)) == 0
@@ -155,14 +159,15 @@ class Key(nn.Module):
                 "a perturbed network was called inside torch.func or vmap, which cannot hold its step and statistics. "
                 "Call it directly, or use the source network: with model.off()."
             )
+        again, self.rank = in_backward(), rank()  # a checkpoint around the whole network calls its root again
         self.traced, self.handles, self.next_handles = False, None, None
         self.parts, self.next_parts = self.next_parts, None
-        self.replay.open()
-        if not in_backward():
+        self.replay.open(again)
+        if not again:
             self.step.add_(1)
             self.calls, self.stale = {}, False
             self.current = self._keys() if self.noisy else None  # the mean network asks for no key
-        if not self.replay.runs_once():  # a checkpoint around the whole network calls its root again, backwards
+        if not self.replay.runs_once():
             self.current = self.replay.once(lambda: self.current)
 
     def end(self, _net: nn.Module, _args: Any, _kwargs: Any, _output: Any) -> None:
@@ -188,7 +193,7 @@ class Key(nn.Module):
     def first_row(self, rows: int) -> int:
         """Return where a layer's rows begin in the whole batch (an image may have several rows)."""
         if self.share is None:
-            return rank() * rows  # in a loop of the user's own, where processes have equal shares
+            return self.rank * rows  # in a loop of the user's own, where processes have equal shares
         return self.share.first * (rows // self.share.own)
 
     def whole(self, rows: Tensor) -> Tensor:
@@ -277,3 +282,89 @@ class Key(nn.Module):
         # A copy made inside mean() is a perturbed network all the same, and has no pass under way.
         of_a_pass = dict.fromkeys(("current", "graph", "handles", "next_handles", "parts", "next_parts", "share"))
         return {**self.__dict__, **of_a_pass, "noisy": True, "calls": {**self.calls}}
+
+
+Ticket = tuple[int, int | None]  # a number from the generator, and who asked
+
+
+class Replay:
+    """What each call gave in the latest forward passes, for activation checkpointing to get it again.
+
+    A checkpointed part of a network runs a second time in the backward pass, and must draw the noise, use the
+    statistics and be in the mode of its first run. A checkpoint restores torch's global generator before that second
+    run. So a ticket drawn from that generator names the call: the second run draws the same ticket.
+    """
+
+    def __init__(self) -> None:
+        self.recording = False
+        # By the number of the first autograd node that the forward pass could make.
+        self.forwards: OrderedDict[int, dict[Ticket, Any]] = OrderedDict()
+
+    def open(self, again: bool) -> None:
+        """Start the table of a forward pass, unless a checkpoint around the whole network runs it `again`."""
+        self.recording = torch.is_grad_enabled()
+        if self.recording and not again:
+            self._table()
+
+    def once(self, make: Callable[[], T], who: int | None = None) -> T:
+        """Return make(), or what it gave when this part of the network first ran; `who` asks."""
+        if self.runs_once():
+            return make()
+        ticket = _ticket()
+        if torch.is_grad_enabled() and in_backward():
+            return self._find((ticket, who))
+        value = make()
+        table = next(reversed(self.forwards.values())) if self.forwards else self._table()
+        table[ticket, who] = value
+        return value
+
+    def runs_once(self) -> bool:
+        """Return whether this part of the network runs for the first and only time.
+
+        A checkpoint hooks itself to what its part saves, or (reentrant) runs it without gradients inside a pass that
+        has them. Nothing else runs again, and nothing else needs a ticket. (A part of a reentrant checkpoint that turns
+        gradients on looks like nothing else, and meets an error in the backward pass.)
+        """
+        if not torch.is_grad_enabled():
+            return not self.recording
+        return graph_task() == -1 and saving_hooks(True) is None
+
+    def _table(self) -> dict[Ticket, Any]:
+        table = self.forwards[next_node_number()] = {}
+        while len(self.forwards) > _KEPT:
+            self.forwards.popitem(last=False)
+        return table
+
+    def _find(self, ticket: Ticket) -> Any:
+        # Two passes that started from one state of the generator have the same tickets; the node that asks for its
+        # inputs was made by one of them, and nodes are numbered.
+        number = running_node_number()
+        found = [(first, table) for first, table in reversed(self.forwards.items()) if ticket in table]
+        for first, table in found:
+            if number is None or first <= number:
+                return table[ticket]
+        if found:
+            return found[0][1][ticket]
+        raise UndriftError(
+            "a part of the network ran again in the backward pass, and its first run's noise is not known. Activation "
+            "checkpointing needs preserve_rng_state=True, use_reentrant=False around a whole network, and at most "
+            f"{_KEPT} forward passes before a backward pass; change the call of torch.utils.checkpoint."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tickets belong to a backward pass under way; a copy has none.
+        return {"recording": False, "forwards": OrderedDict()}
+
+
+_own = threading.local()
+
+
+def _ticket() -> int:
+    """Return a number from torch's global generator, in the CPU's memory whatever the default device is."""
+    # A number for Python: a fake one has no value, and a recording has no use for it.
+    with without_dispatch_modes() if dispatch_modes() else nullcontext():
+        slot: Tensor | None = getattr(_own, "slot", None)
+        if slot is None:
+            with torch.inference_mode(False):
+                slot = _own.slot = torch.empty((), dtype=torch.int64, device="cpu")
+        return int(slot.random_().item())

@@ -1,6 +1,6 @@
 """The adapted state of a network: its modes, snapshots and restoring."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,17 +30,30 @@ def norm_momentum(model: Perturbed, momentum: float) -> Iterator[None]:
 @contextmanager
 def keeping_noise(key: Key) -> Iterator[None]:
     """Restore the noise's state at the end of a `with` block."""
-    seed = key.seed.clone()
-    with keeping_step(key):
-        try:
-            yield
-        finally:
-            surely(lambda: key.seed.copy_(seed))
+    seed, put_back_step = key.seed.clone(), _step_to_put_back(key)
+
+    def put_back() -> None:
+        put_back_step()
+        key.seed.copy_(seed)
+
+    try:
+        yield
+    finally:
+        surely(put_back)
 
 
 @contextmanager
 def keeping_step(key: Key) -> Iterator[None]:
     """Restore the noise's step at the end of a `with` block, unless it is reseeded meanwhile."""
+    put_back = _step_to_put_back(key)
+    try:
+        yield
+    finally:
+        surely(put_back)
+
+
+def _step_to_put_back(key: Key) -> Callable[[], None]:
+    """Return a function that restores the noise's step as it is now."""
     step = key.step.clone()
     kept = key.calls, key.current, key.stale, key.replay.recording
 
@@ -48,10 +61,7 @@ def keeping_step(key: Key) -> Iterator[None]:
         key.step.copy_(step)
         key.calls, key.current, key.stale, key.replay.recording = kept
 
-    try:
-        yield
-    finally:
-        surely(put_back)
+    return put_back
 
 
 def noisy_statistics(model: Perturbed) -> bool:
@@ -168,3 +178,11 @@ def fill_likelihood(likelihood: object, state: dict[str, Any], model: Perturbed)
     load = getattr(likelihood, "load_state_dict", None)
     if load is not None:
         load(state) if isinstance(likelihood, nn.Module) else load(state, model)
+
+
+def weights_moved() -> None:
+    """Drop autocast's copies of the weights, which it otherwise keeps to the end of its block.
+
+    Without this a stream inside one long autocast block would answer with its first weights for ever.
+    """
+    torch.clear_autocast_cache()

@@ -55,3 +55,9 @@ def own_generator(seed: int | None) -> torch.Generator:
 def draw_keys(generator: torch.Generator, count: int, device: torch.device) -> Tensor:
     """Return fresh keys for `undrift.kernels.normal`."""
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).to(device, non_blocking=True)
+
+
+def drawn_seed(generator: torch.Generator | None) -> Tensor:
+    """Return a seed of noise, drawn from a generator, or from torch's global one."""
+    device = generator.device if generator is not None else None
+    return torch.randint(-(2**63), 2**63 - 1, (), generator=generator, device=device)

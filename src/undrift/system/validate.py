@@ -47,21 +47,21 @@ def generator_or_seed(given: Any) -> torch.Generator | int | None:
     return seed
 
 
-def number_from(given: Any, least: float, name: str, to_do: str) -> None:
-    """Raise unless the value is a finite number of at least `least`."""
-    if not _is_number(given) or not least <= given < float("inf"):
-        raise OptionError(f"{name}={given!r} is not a number from {least:g} up. {to_do}")
+def not_negative(given: Any, name: str, to_do: str) -> None:
+    """Raise unless the value is a finite number of at least 0."""
+    if not _is_number(given) or not 0 <= given < float("inf"):
+        raise OptionError(f"{name}={given!r} is not a number from 0 up. {to_do}")
 
 
-def number_above(given: Any, least: float, name: str, to_do: str) -> None:
-    """Raise unless the value is a finite number above `least`."""
-    if not _is_number(given) or not least < given < float("inf"):
-        raise OptionError(f"{name}={given!r} is not a number above {least:g}. {to_do}")
+def positive(given: Any, name: str, to_do: str) -> None:
+    """Raise unless the value is a finite number above 0."""
+    if not _is_number(given) or not 0 < given < float("inf"):
+        raise OptionError(f"{name}={given!r} is not a number above 0. {to_do}")
 
 
-def number_in(given: Any, least: float, most: float) -> bool:
-    """Return whether the value is a number from `least` to `most`."""
-    return not isinstance(given, bool) and _is_number(given) and bool(least <= given <= most)
+def is_share(given: Any) -> bool:
+    """Return whether the value is a number from 0 to 1."""
+    return not isinstance(given, bool) and _is_number(given) and bool(0 <= given <= 1)
 
 
 def _is_number(given: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from undrift._errors import OptionError
 from undrift.images import Domain
-from undrift.likelihood.second_head import TURNS, find_split, rotation_head
+from undrift.likelihood.rotation import TURNS, find_split, rotation_head
 from undrift.posterior.select import plain_name
 from undrift.system.atomic import write_bytes
 from undrift_bench import zoo

@@ -10,7 +10,7 @@
 import triton
 import triton.language as tl
 
-from undrift.kernels.keys import GOLDEN, MIX1, MIX2
+from undrift.kernels.epsilon import GOLDEN, MIX1, MIX2
 
 _GOLDEN, _MIX1, _MIX2 = (tl.constexpr(c) for c in (GOLDEN, MIX1, MIX2))
 

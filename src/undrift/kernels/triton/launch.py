@@ -211,7 +211,7 @@ def energy_size(size: torch.Size, groups: int, last: bool) -> tuple[int, ...]:
 
 
 def keys(seed: Tensor, step: Tensor, count: int) -> Tensor:
-    """Return what `undrift.kernels.keys.keys_of` does, bit for bit."""
+    """Return what `undrift.kernels.epsilon.keys_of` does, bit for bit."""
     out = torch.empty(count, dtype=torch.int64, device=step.device)
     with on_device(step.get_device()):
         _keys_of(count, step.get_device())(seed, step, out)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from undrift.kernels.keys import keys_of
+from undrift.kernels.epsilon import keys_of
 from undrift.system.private import without_dispatch_modes
 
 INSTALLED = importlib.util.find_spec("triton") is not None  # here: the compiler cannot trace find_spec

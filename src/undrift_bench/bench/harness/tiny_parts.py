@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from undrift.keep import Moments
-from undrift.likelihood.second_head import rotation_head
+from undrift.likelihood.rotation import rotation_head
 
 JITTER = 0.01  # between the two iterates that a posterior is of: a variance of 0 would be no posterior
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from undrift.kernels import cpu_pieces
+from undrift.kernels import cpu
 from undrift_bench.bench.harness.measure import laps
 
 MIB = 2**20
@@ -89,7 +89,7 @@ def redrawing(shapes: Iterable[torch.Size], repeats: int = 3) -> dict[str, float
     def draw() -> None:
         for shape in shapes:
             out = torch.empty(shape).view(*shape[:2], -1)
-            cpu_pieces.fill(out, key, 0)  # √plane is inside, and takes no pass of its own
+            cpu.fill(out, key, 0)  # √plane is inside, and takes no pass of its own
 
     kept = sum(4 * shape.numel() for shape in shapes)
     taken = statistics.median(laps(draw, torch.device("cpu"), repeats))
