@@ -364,12 +364,12 @@ def streams(request: Request) -> str:
     return table([*header, "VMP captured over Tent as it is"], lines).rstrip("\n")
 
 
-def of_script(name: str, request: Request) -> str:
-    """Return the table that a script of its own, benchmarks/NAME.py, makes of its record."""
+def of_script(name: str, request: Request, part: str = "page") -> str:
+    """Return the table that a script of its own, benchmarks/NAME.py, makes of its record by the function `part`."""
     place = request.results / f"{name}.json"
     if not place.is_file():
         return "Not run yet."
-    page: Callable[[Any], str] = runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))["page"]
+    page: Callable[[Any], str] = runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))[part]
     return page(json.loads(place.read_text(encoding="utf-8"))).strip()
 
 
@@ -442,7 +442,11 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
         "recipe-trials": partial(of_script, "recipe_trials"),
         "small-networks": partial(of_script, "small_networks"),
     },
-    "docs/explanation/unattended.md": {"unattended": partial(of_script, "unattended")},
+    "docs/explanation/unattended.md": {
+        "unattended": partial(of_script, "unattended"),
+        "runs-answers": partial(of_script, "runs_by_views", part="answers_table"),
+        "runs-signs": partial(of_script, "runs_by_views", part="signs_table"),
+    },
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/packs.md": {
         "compression": partial(of_script, "compression"),

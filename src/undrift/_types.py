@@ -126,8 +126,8 @@ class Doubt(NamedTuple):
 
     Attributes:
         views: the share of images whose label differs from that of a view, with the images' own statistics.
-        worse: how much less sure their own statistics make the answers, and how much less consistent over views, than
-            the last norm layers' kept ones: a difference of mean confidences plus one of shares of images.
+        worse: how much less sure their own statistics make the answers, and how much less consistent over a small
+            shift, than the last norm layers' kept ones: a difference of mean confidences plus one of shares of images.
         counted: the entropy of their labels with their own statistics; `kept`: with the last norm layers' kept ones.
 
     If views agree, `worse` is 0 and `kept` equals `counted`: they were not computed. If `kept` is nearly `counted`,

@@ -11,9 +11,9 @@ If the adapted network is judged worse, the source network answers the batch, an
 is restored. If that is no better, the start state is restored; if that is no better either, the source network answers
 for a while, and nothing is learned. Then learning starts again from there.
 
-The guard cannot detect an adapted network that is consistently wrong about many classes. It says nothing where the
-source answers with a single class. It compares the networks on one batch in twelve only, so it may miss a short
-failure.
+The guard cannot detect an adapted network that is consistently wrong about many classes. In a stream that detects runs
+itself, it does not ask for consistency where the source answers with a single class. It compares the networks on one
+batch in twelve only, so it may miss a short failure.
 """
 
 import copy
@@ -114,7 +114,9 @@ class Guard:
                 apart = apart if mirror_tells(apart[0], shifted[0]) else shifted
             less = (apart[0] - RATIO * apart[1]).nan_to_num(1.0)
             self._less = torch.cat([self._less, less.float().cpu()])[-max(WINDOW, len(less)) :]
-        if source.ndim == 2:  # pixels may well be of one class
+        # A source that answers with one class may see a run of it. A stream that detects runs knows that it does not;
+        # pixels may well be of one class.
+        if self.learning.pacing is not None and source.ndim == 2:
             self._known = _faded(self._known, histogram(source.argmax(1), source.shape[1])[None], len(images), WINDOW)
         if self.learning.runs:  # few classes are right
             return source
@@ -142,7 +144,7 @@ class Guard:
         if len(self._less) < LEAST:
             return None, None
         if self._known is not None and _spread(self._known)[0] <= LEAST_SOURCE * math.log(self._known.shape[1]):
-            return None, None  # a source that answers with one class is consistent for free
+            return None, None  # consistent for free
         mean, error = float(self._less.mean()), float(self._less.std()) / len(self._less) ** 0.5
         if mean > MARGIN + ERRORS * error:
             often = "another view of an image changes its label more than twice as often as the source network's"

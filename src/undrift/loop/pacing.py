@@ -29,7 +29,7 @@ ENOUGH = 64
 ROOM = 128
 """Images in the balanced memory (benchmarks/balanced.py)."""
 
-DOUBT, WORSE, FEWER = 0.15, 0.1, 0.8
+DOUBT, WORSE, FEWER = 0.15, 0.08, 0.8
 """The least disagreement of views, how much worse own statistics make answers, and what may be left of labels' entropy.
 
 All three have to hold (benchmarks/runs_by_views.py). A hard domain alone makes views disagree, and a network may answer
