@@ -18,10 +18,10 @@ that may give it back a part of what messages cost, so efficiencies near or abov
 
 The bar, set before any of it ran: at least 0.9 in the median turn.
 
-Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 128] [--batch 64] [--turns 3]
-Hardware:  two CPU cores, each process bound to one.
+Command:   python benchmarks/ranks.py --data ../shared/data/cifar10 [--images 128] [--epochs 1] [--turns 3] [--more]
+Hardware:  two idle CPU cores, each process bound to one.
 Seeds:     0.
-Output:    ranks-IMAGES.json under --results, with each turn and how busy others kept the cores in it.
+Output:    ranks-IMAGES-EPOCHS.json under --results, with each turn and how busy others kept the cores in it.
 """
 
 import argparse
@@ -39,11 +39,13 @@ from torch import Tensor, distributed, multiprocessing
 import undrift
 from undrift.system.atomic import write_text
 from undrift.system.malloc import keep_freed
+from undrift.system.ranks import background_threads
 from undrift_bench import zoo
 from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.online.corrupted import development
 
 WAYS = ("one", "two", "apart")
+OTHERS = 0.25  # of a core: a turn in which others took more tells of them, and is recorded but not counted
 
 
 def busy() -> float:
@@ -54,13 +56,15 @@ def busy() -> float:
     return (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
 
 
-def once(folder: Path, images: Tensor, batch: int) -> tuple[float, float, dict[str, Tensor], int]:
+def once(asked: argparse.Namespace, images: Tensor) -> tuple[float, float, dict[str, Tensor], int]:
     """Adapt once; return the seconds, those of CPU time, what was learned, and the bytes of a step."""
     torch.manual_seed(0)
-    net = zoo.load("wrn40_2", folder / "wrn40_2.safetensors").eval()
+    net = zoo.load("wrn40_2", asked.data / "wrn40_2.safetensors").eval()
     generator = torch.Generator().manual_seed(0)
     begun, spent = time.perf_counter(), time.process_time()
-    history = undrift.adapt(net, images, epochs=1, batch_size=batch, generator=generator, progress=False)
+    history = undrift.adapt(
+        net, images, epochs=asked.epochs, batch_size=asked.batch, generator=generator, progress=False
+    )
     took, spent = time.perf_counter() - begun, time.process_time() - spent
     assert history.model is not None
     return took, spent, {n: t.detach().clone() for n, t in history.model.state_dict().items()}, history.exchanged
@@ -73,18 +77,20 @@ def work(rank: int, asked: argparse.Namespace, place: str) -> None:
     keep_freed()  # as the command line does
     images, _ = development(asked.data, asked.images, torch.device("cpu"))
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))][: asked.images]
-    turns, learned = list[dict[str, Any]](), dict[str, dict[str, Tensor]]()
-    once(asked.data, images[: asked.batch], asked.batch)  # warm up
-    for turn in range(asked.turns):
+    turns, learned = earlier(asked), dict[str, dict[str, Tensor]]()
+    once(asked, images[: asked.batch])  # warm up
+    begin = len(turns) // len(WAYS)
+    for turn in range(begin, begin + asked.turns):
         for way in WAYS:
             joint = f"file://{place}/{turn}-{way}"
             # A group before each turn: nobody begins while the other still works.
-            distributed.init_process_group("gloo", init_method=f"{joint}-before", rank=rank, world_size=2)
+            with background_threads():  # as the command line does
+                distributed.init_process_group("gloo", init_method=f"{joint}-before", rank=rank, world_size=2)
             distributed.barrier()
             if way != "two":
                 distributed.destroy_process_group()
             before, idle = busy(), way == "one" and rank
-            took, spent, learned[way], sent = (0.0, 0.0, {}, 0) if idle else once(asked.data, images, asked.batch)
+            took, spent, learned[way], sent = (0.0, 0.0, {}, 0) if idle else once(asked, images)
             after = busy()
             if way != "two":
                 distributed.init_process_group("gloo", init_method=f"{joint}-after", rank=rank, world_size=2)
@@ -108,18 +114,35 @@ def work(rank: int, asked: argparse.Namespace, place: str) -> None:
             write(asked, turns, learned)
 
 
+def record_of(asked: argparse.Namespace) -> Path:
+    """Return the path of the record."""
+    return Path(asked.results / f"ranks-{asked.images}-{asked.epochs}.json")
+
+
+def earlier(asked: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the turns that the record has, if there are to be more."""
+    return list(json.loads(record_of(asked).read_text())["turns"]) if asked.more else []
+
+
 def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[str, dict[str, Tensor]]) -> None:
     """Write the record, and print it."""
-    seconds = {way: [row["seconds"] for row in turns if row["way"] == way] for way in WAYS}
+    loud = {row["turn"] for row in turns if row["cores_of_others"] > OTHERS}
+    counted = [row for row in turns if row["turn"] not in loud]
+    if not counted:
+        print(f"others kept more than {OTHERS} cores busy in every turn: nothing is written")
+        return
+    seconds = {way: [row["seconds"] for row in counted if row["way"] == way] for way in WAYS}
     efficiency = [one / (2 * two) for one, two in zip(seconds["one"], seconds["two"], strict=True)]
     ceiling = [one / apart for one, apart in zip(seconds["one"], seconds["apart"], strict=True)]
-    spent = {way: [sum(row["cpu_seconds"]) for row in turns if row["way"] == way] for way in WAYS}
+    spent = {way: [sum(row["cpu_seconds"]) for row in counted if row["way"] == way] for way in WAYS}
     work_share = [one / two for one, two in zip(spent["one"], spent["two"], strict=True)]
     one, two = learned["one"], learned["two"]
     record = machine(torch.device("cpu")) | {
         "images": asked.images,
+        "epochs": asked.epochs,
         "batch": asked.batch,
         "turns": turns,
+        "turns_not_counted": sorted(loud),
         "efficiency": efficiency,
         "median_efficiency": statistics.median(efficiency),
         "work_efficiency": work_share,
@@ -130,7 +153,7 @@ def write(asked: argparse.Namespace, turns: list[dict[str, Any]], learned: dict[
             float((one[n].double() - two[n].double()).abs().max()) for n in one if one[n].numel()
         ),
     }
-    write_text(asked.results / f"ranks-{asked.images}.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    write_text(record_of(asked), json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps({name: value for name, value in record.items() if name != "turns"}, indent=1))
 
 
@@ -140,8 +163,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--images", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=64, help="of both processes together")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--more", action="store_true", help="add the turns to those of the record")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         multiprocessing.spawn(work, (asked, place), nprocs=2)

@@ -1,5 +1,9 @@
 """How batches are divided and joined, without processes: by hand, and with what several would say."""
 
+import os
+import sys
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,6 +31,18 @@ def test_one_process_takes_everything_and_sends_nothing() -> None:
     ranks.broadcast([x])
     ranks.require_equal("anything", "options")
     assert (ranks.world_size(), ranks.rank(), ranks.bytes_sent()) == (1, 0, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduling policies")
+def test_threads_of_the_background_interrupt_nobody() -> None:
+    """They keep the policy that they were started with; this one gets its own back."""
+    found, go_on = list[int](), threading.Event()
+    thread = threading.Thread(target=lambda: (go_on.wait(), found.append(os.sched_getscheduler(0))))
+    with ranks.background_threads():
+        thread.start()
+    go_on.set()
+    thread.join()
+    assert (found, os.sched_getscheduler(0)) == ([os.SCHED_BATCH], os.SCHED_OTHER)
 
 
 def test_a_share_knows_where_its_rows_begin() -> None:

@@ -75,8 +75,11 @@ class Crew:
             return
         from torch import distributed
 
+        from undrift.system.ranks import background_threads
+
         backend = "nccl" if device.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, store=self._store(), rank=self.rank, world_size=self.count)
+        with background_threads():
+            distributed.init_process_group(backend, store=self._store(), rank=self.rank, world_size=self.count)
         try:
             yield
         except BaseException:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from undrift.kernels.reference import wide
 from undrift.system.ranks import Share
@@ -31,7 +32,8 @@ def batch_statistics(x: Tensor, share: Share) -> BatchStatistics:
     x = x.to(wide(x.dtype))
     mean = x.mean(_all_but_channels(x))
     # Each from its own mean, and joined after: a difference of squares would lose digits where a mean is large.
-    squares = _products(x - _by_channel(mean, x), None)
+    away = (x - _by_channel(mean, x)).reshape(*x.shape[:2], -1)
+    squares = torch.linalg.vector_norm(away, dim=2).square().sum(0)
     rows = share.each(torch.cat([mean, squares, mean.new_tensor([x.numel() // x.shape[1]])]))
     means, squares, counts = rows.split([len(mean), len(mean), 1], 1)
     count = counts.sum()
@@ -55,18 +57,15 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         x, mean, var, count = ctx.saved_tensors
-        g, away = gradient.to(mean.dtype), x.to(mean.dtype) - _by_channel(mean, x)
-        sums = ctx.share.total(torch.cat([g.sum(_all_but_channels(g)), _products(g, away)])) / count
-        first, second = sums.split(len(mean))
-        g = torch.addcmul(g, away, _by_channel(-second / var, x)).sub_(_by_channel(first, x))
+        g, x = gradient.to(mean.dtype), x.to(mean.dtype)
+        one = torch.ones_like(mean)
+        # PyTorch's own kernels read g and x once for both sums, and once more for the result.
+        _, products, sums = torch.ops.aten.native_batch_norm_backward(
+            g, x, None, None, None, mean, one, True, 0.0, [False, True, True]
+        )
+        sums, products = ctx.share.total(torch.stack([sums, products])) / count
+        g = functional.batch_norm(x, mean, one, -products / var, -sums, eps=0.0).add_(g)
         return g.to(gradient.dtype), None, None, None
-
-
-def _products(a: Tensor, b: Tensor | None) -> Tensor:
-    """Return Σ a·b of each channel; of a with itself without b."""
-    a = a.flatten(2) if a.ndim > 2 else a.unsqueeze(2)
-    b = a if b is None else b.flatten(2) if b.ndim > 2 else b.unsqueeze(2)
-    return torch.linalg.vecdot(a, b).sum(0)
 
 
 def _all_but_channels(x: Tensor) -> tuple[int, ...]:

@@ -6,8 +6,11 @@ process has everything.
 """
 
 import hashlib
+import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,6 +53,25 @@ def part_of(rows: int, number: int, count: int) -> tuple[int, int]:
         [(0, 2), (2, 5), (5, 8)]
     """
     return number * rows // count, (number + 1) * rows // count
+
+
+@contextmanager
+def background_threads() -> Iterator[None]:
+    """Start threads, such as gloo's, that never interrupt a thread which computes (on Linux; else nothing).
+
+    A message wakes a thread of gloo, which spins while another thread is inside gloo. If it interrupts that one on the
+    same core, it spins until its time is over: a tenth of a step, if each process has one core.
+    """
+    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 @dataclass(frozen=True)
