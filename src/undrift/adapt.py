@@ -32,7 +32,7 @@ def adapt(
     method: str | None = None,
     batch_size: int | None = None,
     clean: Any = None,
-    keep: Keep = "last",
+    keep: Keep | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_steps: int | None = None,
     keepers: Sequence[Keeper] = (),
@@ -77,7 +77,9 @@ def adapt(
         batch_size: size of batches made from a Dataset, a tensor or a domain. Default: 64, or the method's.
         clean: the same images in the same order without augmentation, for pseudo-labels and the verdict. With it,
             `undrift` leaves augmentation to the caller.
-        keep: "last", or "best": the epoch with the best label-free verdict (one more forward pass per epoch).
+        keep: the epoch to keep. "last"; "best": the one with the best label-free verdict (one more forward pass per
+            epoch); "safe": the last, but the source network without noise if the verdict says that adaptation hurt.
+            Default: "safe" with the methods `undrift` and `undrift-light`, else "last".
         checkpoint: a file to write after each epoch, and to resume from if it exists. A killed run ends bit for bit
             where it would have ended, if augmentations in this process use torch's generators (in workers, any).
         checkpoint_steps: also write it every so many steps.
@@ -110,6 +112,7 @@ def adapt(
     parts = parts_of(recipe, "adapt", model, settings, likelihood, keepers, preprocess, classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size
+    keep = keep if keep is not None else "last" if recipe is None else recipe.keep
     plan = epoch_plan(epochs, batch_size, keep, checkpoint, checkpoint_steps)
     with scheme_on(model, recipe, parts.options, order, preprocess, classes) as perturbed:
         warn_of_preprocess(perturbed, unlabelled, clean)

@@ -41,6 +41,12 @@ def test_one_name_is_another_row_in_each_loop() -> None:
         assert methods.names(loop).count("undrift") == 1
 
 
+def test_over_epochs_it_is_safe_and_other_methods_keep_their_last_epoch() -> None:
+    kept = {name: methods.get(name, "adapt").keep for name in methods.names("adapt")}
+    assert {name for name, keep in kept.items() if keep == "safe"} == {"undrift", "undrift-light"}
+    assert {keep for name, keep in kept.items() if not name.startswith("undrift")} == {"last"}
+
+
 def test_a_loop_changes_a_row_as_a_variant_does_and_the_variant_comes_last() -> None:
     row = methods.Method(
         *("m", "", "", ("stream", "adapt"), undrift.Options(), lambda: undrift.entropy),

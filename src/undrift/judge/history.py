@@ -52,7 +52,7 @@ class History:
         steps: one row per step.
         surveys: one pass over the domain after each epoch, by epoch; 0 is the source network.
         verdict: the label-free verdict; None while the run is not finished.
-        kept_epoch: the epoch whose state the model has.
+        kept_epoch: the epoch whose state the model has; 0 is the source network.
         bad_images: indices of images with NaN or infinity, which were skipped.
         bad_steps: steps left out because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
@@ -82,6 +82,11 @@ class History:
         """The means of each epoch's steps."""
         return tuple(_mean(list(rows)) for _, rows in groupby(self.steps, key=lambda row: row.epoch))
 
+    @property
+    def kept(self) -> str:
+        """What the model has, in words: the state of an epoch, or the source network."""
+        return f"epoch {self.kept_epoch}" if self.kept_epoch or not self.steps else "source network"
+
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(HistoryRow)]
         lines = ["".join(f"{name:>11}" for name in names)]
@@ -102,7 +107,7 @@ class History:
         if self.processes > 1:
             lines.append(f"{self.processes} processes, {self.exchanged:,} bytes exchanged per process and step")
         if self.verdict is not None:
-            lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
+            lines.append(f"{self.kept} kept; {self.verdict}")
         return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook shows

@@ -40,6 +40,7 @@ _OVER_EPOCHS: dict[str, object] = {
     "answer": "samples",
     "answer_views": "auto",
     "step_views": "auto",
+    "keep": "safe",
     # SHOT's rate for networks that were trained from scratch; 1e-3 is for those that began with ImageNet's weights.
     "small": {"adapt_lr": 1e-2},
 }
