@@ -47,6 +47,7 @@ def adapt(
     A plain network without further arguments uses the method `undrift`. It first collects norm statistics of the
     images, and then trains the means of a Gaussian on every weight but the classifier's until neighbouring images
     agree (see `Nrc`). Steps see each image mirrored or shifted, if a label-free test finds that this changes no label.
+    A network with fewer than a million weights whose neighbouring images often have different answers makes no step.
     If the network answers each pixel or label, steps lower the entropy of its answers instead, of all weights.
 
     Each step minimises the objective of paper eq. 3 on one batch, with the number of images as the data size n:
@@ -127,4 +128,4 @@ def adapt(
             with Bar("adapt", run.steps, progress, done=run.steps_done) as bar:
                 history = run.go(bar)
             images.warn()  # a run that goes on, or has clean images, sees some of them only now
-            return history if recipe is None else replace(history, note=recipe.note)
+            return history if recipe is None or not recipe.note else replace(history, note=recipe.note)

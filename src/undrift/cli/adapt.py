@@ -109,7 +109,7 @@ def run(
             generator=torch.Generator().manual_seed(seed),
             progress=False if session.quiet else None,
         )
-        if chosen.recipe is not None:
+        if chosen.recipe is not None and chosen.recipe.note:
             history = dataclasses.replace(history, note=chosen.recipe.note)
         skipped = crew.all_of(skipped_of(domain, held))
         if events is not None:

@@ -60,7 +60,7 @@ class History:
         model: the network that was adapted; not part of what is saved.
         views: with `answer_views="auto"`, the views that passed the test, over which `predict` averages; else None.
         processes: how many adapted it together; `exchanged`: the bytes that each gave to the others per step.
-        note: what the method did otherwise because of what the network returns, as a sentence; "" if nothing.
+        note: what the method did otherwise because of the network, as sentences; "" if nothing.
     """
 
     steps: tuple[HistoryRow, ...] = ()
@@ -129,7 +129,8 @@ class History:
             warn(" ".join(found))
         if self.idle_steps and not self.steps:
             warn(
-                f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
+                self.note
+                or f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
                 "return a number for some. Look at its thresholds."
             )
         if self.verdict is not None:

@@ -239,6 +239,7 @@ class Run:
             self.surveys.views,
             ranks.world_size(),
             self.sent // max(1, self.sent_steps),
+            getattr(self.likelihood, "note", ""),
         )
 
     # What is saved and said on the way out ----------------------------------------------------------------------
