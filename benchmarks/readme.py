@@ -441,6 +441,7 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
     "docs/explanation/defaults.md": {
         "recipe-trials": partial(of_script, "recipe_trials"),
         "small-networks": partial(of_script, "small_networks"),
+        "step-views": partial(of_script, "step_views"),
     },
     "docs/explanation/unattended.md": {
         "unattended": partial(of_script, "unattended"),

@@ -47,10 +47,51 @@ def test_entropy_falls_and_answers_get_better_on_a_shift(likelihood: Any) -> Non
     assert all(row.loss == pytest.approx(row.likelihood + row.kl) for row in history.steps)
 
 
-def test_a_collapse_is_said_loudly() -> None:
-    def always_the_first(logits: Tensor) -> Tensor:
-        return -logits.log_softmax(1)[:, 0].mean()
+def always_the_first(logits: Tensor) -> Tensor:
+    return -logits.log_softmax(1)[:, 0].mean()
 
+
+@pytest.mark.parametrize("options", [{}, {"train": "*"}, {"train": "*", "mean_rank": 2}])
+def test_a_safe_run_that_collapses_answers_as_its_source(options: dict[str, Any], tmp_path: Path) -> None:
+    x, net = domain(128, 2, shifted=True)[0], source()
+    before = undrift.predict(net, x).probs
+
+    def collapsed() -> undrift.History:
+        model = undrift.perturb(copy.deepcopy(net), adapt_lr=1.0, kl_weight=0.0, momentum=0.5, **options)
+        with pytest.warns(undrift.UndriftWarning, match=r"COLLAPSED[\s\S]*put back[\s\S]*keep=\"last\"") as caught:
+            history = adapt(model, x, always_the_first, epochs=12, keep="safe", checkpoint=tmp_path / "c")
+        assert caught[0].filename == __file__
+        return history
+
+    for history in (collapsed(), collapsed()):  # the second finds a run that is finished
+        assert history.verdict is not None
+        assert history.model is not None
+        assert history.verdict.hurt
+        assert history.verdict.put_back
+        assert history.kept_epoch == 0
+        assert "source network kept; COLLAPSED" in str(history)
+        assert torch.equal(undrift.predict(history.model, x).probs, before)
+    undrift.save(history.model, tmp_path / "p.safetensors")
+    pack = undrift.load(net, tmp_path / "p.safetensors")
+    assert torch.equal(undrift.predict(pack, x).probs, before)
+    history.save(tmp_path / "h.json")
+    assert undrift.History.load(tmp_path / "h.json").verdict == history.verdict
+
+
+def test_a_safe_run_that_helps_keeps_its_last_epoch() -> None:
+    x = domain(256, 2, shifted=True)[0]
+    states = []
+    for keep in ("last", "safe"):
+        model = undrift.perturb(source(), adapt_lr=1e-2, generator=torch.Generator().manual_seed(0))
+        history = adapt(model, x, epochs=4, keep=keep, generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+        assert history.kept_epoch == 4
+        assert history.verdict is not None
+        assert not history.verdict.put_back
+        states.append(snapshot(model))
+    assert same(*states)
+
+
+def test_a_collapse_is_said_loudly() -> None:
     model = undrift.perturb(source(), adapt_lr=1.0, kl_weight=0.0, momentum=0.5)
     with pytest.warns(undrift.UndriftWarning, match="COLLAPSED") as caught:
         history = adapt(model, domain(128, 2, shifted=True)[0], always_the_first, epochs=12)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import undrift
 from undrift_bench import data, zoo
 
+LEARN = {"least_agreement": 0.0}
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "cifar10"
 
 
@@ -40,12 +41,16 @@ def accuracy(p: undrift.Prediction, y: Tensor) -> float:
     return float((p.label == y).double().mean())
 
 
+@pytest.mark.filterwarnings("ignore:.* of neighbouring images:undrift.UndriftWarning")
 @pytest.mark.parametrize(
     ("norm", "given", "gained", "in_a_stream"),
     [
         pytest.param(nn.BatchNorm2d(16), {}, 0.1, 0.1, id="batch norm"),
-        pytest.param(nn.Identity(), {}, 0.05, -0.02, id="no norm layer"),
-        pytest.param(nn.GroupNorm(4, 16), {}, 0.1, -0.05, id="group norm"),
+        # Their neighbours agree too little to be learned from; noise in the answers costs a point or two.
+        pytest.param(nn.Identity(), {}, -0.03, -0.02, id="no norm layer"),
+        pytest.param(nn.GroupNorm(4, 16), {}, -0.03, -0.05, id="group norm"),
+        pytest.param(nn.Identity(), {"settings": LEARN}, 0.05, None, id="no norm layer, told to learn"),
+        pytest.param(nn.GroupNorm(4, 16), {"settings": LEARN}, 0.1, None, id="group norm, told to learn"),
         pytest.param(nn.BatchNorm2d(16), {"dropout": 0.5}, 0.1, 0.1, id="dropout"),
         pytest.param(nn.BatchNorm2d(16), {"images": 24}, 0.1, 0.1, id="few images"),
         pytest.param(nn.BatchNorm2d(16), {"shares": (1.0, 1.0)}, 0.03, 0.03, id="two classes"),
@@ -55,9 +60,11 @@ def accuracy(p: undrift.Prediction, y: Tensor) -> float:
 def test_the_defaults_gain_on_unlike_networks(
     norm: nn.Module, given: dict[str, object], gained: float, in_a_stream: float | None
 ) -> None:
+    given = dict(given)
+    settings = given.pop("settings", {})
     net, x, y = trained(norm, **given)  # type: ignore[arg-type]
     before = accuracy(undrift.predict(net, x), y)
-    history = undrift.adapt(net, x, generator=torch.Generator().manual_seed(0), progress=False)
+    history = undrift.adapt(net, x, generator=torch.Generator().manual_seed(0), progress=False, **settings)  # type: ignore[arg-type]
     model = history.model
     assert model is not None
     assert accuracy(undrift.predict(model, x, generator=0), y) >= before + gained

@@ -35,6 +35,7 @@ def headings(page: Path) -> set[str]:
 
 # The examples' networks are untrained, or see random images.
 @pytest.mark.filterwarnings("ignore:COLLAPSED:undrift.UndriftWarning")
+@pytest.mark.filterwarnings("ignore:.* of neighbouring images:undrift.UndriftWarning")
 @pytest.mark.parametrize("page", [p for p in DOCS if "```python" in read(p)], ids=name)
 def test_examples_run_and_print_what_the_page_shows(
     page: Path, inside: Path, capsys: pytest.CaptureFixture[str]

@@ -4,10 +4,13 @@ import doctest
 import importlib
 import pkgutil
 
+import pytest
+
 import undrift
 import undrift_bench
 
 
+@pytest.mark.filterwarnings("ignore:.* of neighbouring images:undrift.UndriftWarning")
 def test_examples_in_docstrings_print_what_they_show() -> None:
     names = [
         found.name

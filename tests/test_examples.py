@@ -52,6 +52,7 @@ def test_examples_in_other_loops_are_short(name: str) -> None:
     compile(text, name, "exec")
 
 
+@pytest.mark.filterwarnings("ignore:.* of neighbouring images:undrift.UndriftWarning")
 def test_a_report_holds_metrics_of_torchmetrics() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
     loader = [(torch.rand(8, 3, 8, 8), torch.arange(8) % 3) for _ in range(3)]

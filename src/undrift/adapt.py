@@ -32,7 +32,7 @@ def adapt(
     method: str | None = None,
     batch_size: int | None = None,
     clean: Any = None,
-    keep: Keep = "last",
+    keep: Keep | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_steps: int | None = None,
     keepers: Sequence[Keeper] = (),
@@ -47,6 +47,7 @@ def adapt(
     A plain network without further arguments uses the method `undrift`. It first collects norm statistics of the
     images, and then trains the means of a Gaussian on every weight but the classifier's until neighbouring images
     agree (see `Nrc`). Steps see each image mirrored or shifted, if a label-free test finds that this changes no label.
+    A network with fewer than a million weights whose neighbouring images often have different answers makes no step.
     If the network answers each pixel or label, steps lower the entropy of its answers instead, of all weights.
 
     Each step minimises the objective of paper eq. 3 on one batch, with the number of images as the data size n:
@@ -77,7 +78,9 @@ def adapt(
         batch_size: size of batches made from a Dataset, a tensor or a domain. Default: 64, or the method's.
         clean: the same images in the same order without augmentation, for pseudo-labels and the verdict. With it,
             `undrift` leaves augmentation to the caller.
-        keep: "last", or "best": the epoch with the best label-free verdict (one more forward pass per epoch).
+        keep: the epoch to keep. "last"; "best": the one with the best label-free verdict (one more forward pass per
+            epoch); "safe": the last, but the source network without noise if the verdict says that adaptation hurt.
+            Default: "safe" with the methods `undrift` and `undrift-light`, else "last".
         checkpoint: a file to write after each epoch, and to resume from if it exists. A killed run ends bit for bit
             where it would have ended, if augmentations in this process use torch's generators (in workers, any).
         checkpoint_steps: also write it every so many steps.
@@ -110,6 +113,7 @@ def adapt(
     parts = parts_of(recipe, "adapt", model, settings, likelihood, keepers, preprocess, classes)
     epochs = epochs if epochs is not None else 15 if recipe is None else recipe.epochs
     batch_size = batch_size if batch_size is not None else 64 if recipe is None else recipe.batch_size
+    keep = keep if keep is not None else "last" if recipe is None else recipe.keep
     plan = epoch_plan(epochs, batch_size, keep, checkpoint, checkpoint_steps)
     with scheme_on(model, recipe, parts.options, order, preprocess, classes) as perturbed:
         warn_of_preprocess(perturbed, unlabelled, clean)
@@ -124,4 +128,4 @@ def adapt(
             with Bar("adapt", run.steps, progress, done=run.steps_done) as bar:
                 history = run.go(bar)
             images.warn()  # a run that goes on, or has clean images, sees some of them only now
-            return history if recipe is None else replace(history, note=recipe.note)
+            return history if recipe is None or not recipe.note else replace(history, note=recipe.note)

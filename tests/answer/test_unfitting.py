@@ -32,7 +32,7 @@ def convnet(channels: int = 3) -> nn.Module:
 
 
 def adapt(net: nn.Module, images: Tensor) -> Any:
-    return undrift.adapt(net, images, epochs=1, batch_size=4, progress=False)
+    return undrift.adapt(net, images, epochs=1, batch_size=4, least_agreement=0.0, progress=False)
 
 
 def adapt_perturbed(net: nn.Module, images: Tensor) -> Any:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
+from undrift.answer.views import SafeViews
 from undrift.likelihood import Teacher
 
 LETTERS = {"b": (1, 0, 0, 1, 1, 0, 1, 1, 0), "d": (0, 0, 1, 0, 1, 1, 0, 1, 1), "o": (0, 1, 0, 1, 0, 1, 0, 1, 0)}
@@ -113,18 +114,18 @@ def test_what_looks_alike_in_a_mirror_passes() -> None:
 class Left(nn.Module):
     """Answers with the left column: what a mirror image is answered with stands in the right one."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = 2) -> None:
         super().__init__()
-        self.scale = nn.Linear(1, 1, bias=False)
+        self.scale, self.classes = nn.Linear(1, 1, bias=False), classes
 
     def forward(self, x: Tensor) -> Tensor:
-        return x[:, :2, 4, 0] + 0 * self.scale.weight.sum()
+        return x[:, : self.classes, 4, 0] + 0 * self.scale.weight.sum()
 
 
 def answered(logits: Tensor, of_mirror: Tensor) -> Tensor:
     """Return images for `Left`."""
-    x = torch.zeros(len(logits), 3, 8, 8)
-    x[:, :2, :, 0], x[:, :2, :, -1] = logits[..., None], of_mirror[..., None]
+    x = torch.zeros(*logits.shape, 8, 8)
+    x[..., 0], x[..., -1] = logits[..., None], of_mirror[..., None]
     return x
 
 
@@ -133,9 +134,25 @@ def test_the_surest_half_decides_on_both_sides() -> None:
     logits = torch.stack([sure] * 50 + [unsure] * 50)
     turned = torch.cat([logits[:50], -logits[50:]])  # only unsure answers turn
     assert "mirror" in (passed(Left(), answered(logits, turned)) or ())
-    kept = round(100 * 0.7 / 2) - 1  # of the surest half
+    kept = 50 * 5 // 6  # of the surest half; of two classes a little more than that is needed
     turned = torch.cat([logits[:kept], -logits[kept:]])
     assert "mirror" not in (passed(Left(), answered(logits, turned)) or ())
+
+
+@pytest.mark.parametrize(("classes", "safe"), [(2, False), (3, False), (10, True)])
+def test_of_few_classes_more_must_agree_as_more_do_by_chance(classes: int, safe: bool) -> None:
+    logits = torch.cat([9 * torch.eye(classes)[torch.arange(50) % classes], torch.zeros(50, classes)])
+    turned = torch.cat([logits[:37], logits[37:50].roll(1, 1), logits[50:]])  # 74 % of the surest half agree
+    found = passed(Left(classes), answered(logits, turned))
+    assert ("mirror" in (found or ())) == safe
+
+
+def test_a_test_of_few_classes_goes_on_from_its_state() -> None:
+    logits = torch.cat([9 * torch.eye(2)[torch.arange(50) % 2], torch.zeros(50, 2)])
+    test, again = SafeViews(("mirror",)), SafeViews(("mirror",))
+    test.look(logits, "mirror", torch.cat([logits[:37], -logits[37:]]))
+    again.load(test.state())
+    assert again.passed == test.passed == ()
 
 
 def tilted() -> nn.Module:

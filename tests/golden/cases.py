@@ -98,6 +98,8 @@ def by_method(loop: str, name: str, network: str = "conv", masks: bool = True, *
         net = parts.with_masks(net)
     start = {key: value.clone() for key, value in net.state_dict().items()}
     given = SETTINGS.get(plain, lambda _net: {})(net) | changes
+    if loop == "adapt" and plain.startswith("undrift"):
+        given["least_agreement"] = 0.0  # a network that has learned nothing would learn nothing from itself
     if loop == "stream":
         going = undrift.stream(net, parts.batches(), method=name, generator=seed(), **given)
         out = parts.of_stream(going, start)

@@ -236,3 +236,37 @@ def test_misuse_is_named() -> None:
     with pytest.raises(undrift.OptionError, match=r"second_neighbours=0.*at least one"):
         Nrc(second_neighbours=0)
     assert repr(Nrc(neighbours=4)) != repr(Nrc())
+
+
+@pytest.mark.parametrize(("least", "learns"), [(0.0, True), (0.6, True), (0.7, False)])
+def test_neighbours_that_disagree_are_not_learned_from(least: float, learns: bool) -> None:
+    net = model()
+    with torch.no_grad():  # class 0 below 20 degrees: two of the first three points, and none of the others
+        edge = directions(20)[0]
+        net.net.fc.weight.copy_(torch.stack([torch.stack([edge[1], -edge[0]]), torch.zeros(2)]))
+        net.net.fc.bias.zero_()
+    few = {"neighbours": 2, "second_neighbours": 2, "late_neighbours": None, "late_second_neighbours": None}
+    nrc = ready(Nrc(**few, least_agreement=least), net)
+    assert nrc.agreement == (None if least == 0 else pytest.approx(8 / 12))  # 1 + 1 + 0 + 2 + 2 + 2 of the neighbours
+    assert (ask(nrc, net, [0, 4], directions(80, 20)) is not None) == learns
+    assert ("67% of neighbouring images" in nrc.note) != learns
+    again = Nrc(**few, least_agreement=least)
+    again.load_state_dict(nrc.state_dict(), net)
+    assert (again.agreement, again.note) == (nrc.agreement, nrc.note)
+
+
+def test_a_small_network_whose_neighbours_disagree_adapts_its_norm_statistics_alone() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5)).eval()
+    x = torch.rand(96, 3, 8, 8)
+    with pytest.warns(undrift.UndriftWarning, match=r"of neighbouring images .* least_agreement=0 learns"):
+        history = undrift.adapt(net, x, epochs=2)
+    assert not history.steps
+    assert history.idle_steps == 4
+    assert "So no step was made" in str(history)
+    assert history.model is not None
+    weight, statistics = net[0].weight.clone(), net[1].running_mean.clone()
+    history.model.remove()
+    assert torch.equal(net[0].weight, weight)
+    assert not torch.equal(net[1].running_mean, statistics)
+    assert undrift.adapt(net, x, epochs=2, least_agreement=0.0).steps

@@ -41,6 +41,12 @@ def test_one_name_is_another_row_in_each_loop() -> None:
         assert methods.names(loop).count("undrift") == 1
 
 
+def test_over_epochs_it_is_safe_and_other_methods_keep_their_last_epoch() -> None:
+    kept = {name: methods.get(name, "adapt").keep for name in methods.names("adapt")}
+    assert {name for name, keep in kept.items() if keep == "safe"} == {"undrift", "undrift-light"}
+    assert {keep for name, keep in kept.items() if not name.startswith("undrift")} == {"last"}
+
+
 def test_a_loop_changes_a_row_as_a_variant_does_and_the_variant_comes_last() -> None:
     row = methods.Method(
         *("m", "", "", ("stream", "adapt"), undrift.Options(), lambda: undrift.entropy),
@@ -61,7 +67,9 @@ def test_a_plain_network_gets_the_recipe() -> None:
     torch.manual_seed(0)
     net, found = convnet(), []
     for given in ({}, {"method": "undrift"}):
-        history = undrift.adapt(copy.deepcopy(net), images(24), epochs=2, generator=seed(), batch_size=12, **given)
+        history = undrift.adapt(
+            copy.deepcopy(net), images(24), epochs=2, generator=seed(), batch_size=12, least_agreement=0.0, **given
+        )
         assert history.model is not None
         stream = undrift.stream(copy.deepcopy(net), images(24).split(8), generator=seed(), seed=1, **given)
         found.append((weights(history.model), torch.cat([p.probs for p in stream])))
@@ -142,6 +150,7 @@ def test_answers_average_over_the_views_that_passed(sided: bool, tmp_path: Path)
     torch.testing.assert_close(undrift.predict(loaded, x, generator=1).probs, given.probs)
 
 
+@pytest.mark.filterwarnings("ignore:.* of neighbouring images:undrift.UndriftWarning")
 def test_views_named_by_the_user_are_not_tested() -> None:
     history = undrift.adapt(convnet(), images(24), epochs=1, answer_views="mirror")
     assert history.views is None
@@ -151,6 +160,7 @@ def test_views_named_by_the_user_are_not_tested() -> None:
     assert few.views == ()
 
 
+@pytest.mark.filterwarnings("ignore:.* of neighbouring images:undrift.UndriftWarning")
 def test_a_small_network_takes_larger_steps_over_epochs_unless_the_user_says_how_large() -> None:
     def rate(net: nn.Module, **given: Any) -> float:
         history = undrift.adapt(net, images(24), epochs=1, **given)
@@ -213,7 +223,7 @@ def test_a_stream_that_is_stopped_in_a_step_gives_the_network_back_at_once() -> 
 
 def test_a_network_without_a_gradient_is_named() -> None:
     with pytest.raises(undrift.OutputError, match=r"output has no gradient; .*Take no_grad\(\) and detach\(\) out"):
-        undrift.adapt(Detached(), images(32), epochs=1)
+        undrift.adapt(Detached(), images(32), epochs=1, least_agreement=0.0)
 
 
 def test_lazy_layers_are_named() -> None:
@@ -233,7 +243,8 @@ def test_a_compiled_network_is_adapted_uncompiled(verb: str) -> None:
     def run(net: nn.Module) -> Tensor:
         torch.manual_seed(0)
         if verb == "adapt":
-            return undrift.predict(undrift.adapt(net, images(64), epochs=1).model, images(), generator=0).probs
+            history = undrift.adapt(net, images(64), epochs=1, least_agreement=0.0)
+            return undrift.predict(history.model, images(), generator=0).probs
         return undrift.Prediction.cat(undrift.stream(net, images(128).split(64))).probs
 
     plain = convnet()

@@ -30,7 +30,7 @@ def images(seed: int = 99) -> Tensor:
 
 
 def adapted(net: nn.Module) -> undrift.Perturbed:
-    model = undrift.adapt(net, images() / 10, method="undrift-light", epochs=1, progress=False).model
+    model = undrift.adapt(net, images() / 10, epochs=1, least_agreement=0.0, progress=False).model
     assert model is not None
     return model
 
@@ -89,7 +89,7 @@ def test_packs_switch_with_joined_vectors(tmp_path: Path) -> None:
 def test_images_find_their_pack_as_with_exact_ones(tmp_path: Path) -> None:
     net = network()
     for name, domain in {"dark": images() / 10, "bright": 1 - images() / 4}.items():
-        model = undrift.adapt(net, domain, method="undrift-light", epochs=1, progress=False).model
+        model = undrift.adapt(net, domain, epochs=1, least_agreement=0.0, progress=False).model
         assert model is not None
         for how in ("auto", "exact"):
             (tmp_path / how).mkdir(exist_ok=True)

@@ -18,6 +18,7 @@ from undrift.posterior.outputs import spread
 AUTO = "auto"
 SURE = 0.5  # the part of the images that the test uses: the most confident ones
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
+ABOVE_CHANCE = 2 / 3  # part of the way from chance to certainty: 0.7 of ten classes; mirrored digits keep 0.82 of two
 LEAST = 64  # images that the test needs before it calls a view safe
 POSITIONS = 4096  # pixels of an image that the test looks at, evenly spread
 UNLIKE = 3.0  # below it in runs of one class of photographs, above it for digits (benchmarks/runs_by_views.py)
@@ -141,7 +142,8 @@ class SafeViews:
 
     The rule: of the half of the images whose answer is surest, 70 % must keep their label under the view, and of the
     half whose view's answer is surest, 70 % must have it on the image too; the test uses at least 64 images. A network
-    that is unsure of everything passes no view.
+    that is unsure of everything passes no view. With fewer than ten classes more must agree, because more do by chance:
+    a part (2 + 1 / classes) / 3, which is 83 % of two classes.
 
     Where each pixel (or label) has an answer, the rule is about the surest half of each predicted class's pixels, and
     the 70 % are a mean over classes: most pixels are background, which looks the same in every view.
@@ -153,10 +155,12 @@ class SafeViews:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._found: dict[str, list[Tensor]] = {name: [] for name in names}
+        self._classes = 0
 
     def look(self, logits: Tensor, view: str, logits_of_view: Tensor) -> None:
         """Take in the answers to a batch and to its view."""
         p, q = logits.float().softmax(1), logits_of_view.float().softmax(1)
+        self._classes = p.shape[1]
         if p.ndim > 2:
             self._found[view].append(_by_class(p, q).cpu())
             return
@@ -184,15 +188,19 @@ class SafeViews:
         """The views that passed; None while too few images were seen."""
         if self.seen < LEAST:
             return None
-        return tuple(name for name in self.names if self.agreement(name) >= AGREEMENT)
+        by_chance = 1 / self._classes if self._classes else 0.0
+        needed = max(AGREEMENT, by_chance + ABOVE_CHANCE * (1 - by_chance))
+        return tuple(name for name in self.names if self.agreement(name) >= needed)
 
     def state(self) -> dict[str, Tensor]:
         """Return what was seen, for a run that goes on."""
-        return {name: torch.cat(found) for name, found in self._found.items() if found}
+        found = {name: torch.cat(found) for name, found in self._found.items() if found}
+        return {**found, "classes": torch.tensor(self._classes)} if found else {}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from a state."""
         self._found = {name: [state[name].cpu()] if name in state else [] for name in self.names}
+        self._classes = int(state["classes"]) if "classes" in state else 0  # missing in older files
 
 
 def _by_class(p: Tensor, q: Tensor) -> Tensor:

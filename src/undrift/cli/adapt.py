@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from undrift.cli.page_arguments import EventsFolder, PageFile, check_page, event
 from undrift.cli.session import Session, command
 from undrift.cli.shared_arguments import Images, MethodBatchSize, PackMean, Preset, Seed
 from undrift.options import Options
+
+if TYPE_CHECKING:
+    from undrift.loop.setup import Keep
 
 
 @command
@@ -46,9 +49,14 @@ def run(
     epochs: Annotated[int | None, typer.Option(help="Epochs; default 15 or the method's.", min=1, metavar="N")] = None,
     batch_size: MethodBatchSize = None,
     keep: Annotated[
-        str,
-        typer.Option(help="The epoch to keep: last, or best by the label-free verdict.", metavar="NAME", hidden=True),
-    ] = "last",
+        str | None,
+        typer.Option(
+            help="The epoch to keep: last; best by the label-free verdict; or safe: the last, but the source network "
+            "where adaptation hurt. Default: safe with undrift, else last.",
+            metavar="NAME",
+            hidden=True,
+        ),
+    ] = None,
     pack_mean: PackMean = None,
     seed: Seed = 0,
     checkpoint: Annotated[Path | None, typer.Option(help="Saved every epoch; resume from it.", metavar="FILE")] = None,
@@ -95,13 +103,13 @@ def run(
             parts.likelihood,
             epochs if chosen.recipe is None or epochs else chosen.recipe.epochs,
             batch_size=batch_size if chosen.recipe is None or batch_size else chosen.recipe.batch_size,
-            keep=which,
+            keep=which if which is not None or chosen.recipe is None else chosen.recipe.keep,
             checkpoint=checkpoint,
             keepers=parts.keepers,
             generator=torch.Generator().manual_seed(seed),
             progress=False if session.quiet else None,
         )
-        if chosen.recipe is not None:
+        if chosen.recipe is not None and chosen.recipe.note:
             history = dataclasses.replace(history, note=chosen.recipe.note)
         skipped = crew.all_of(skipped_of(domain, held))
         if events is not None:
@@ -120,7 +128,7 @@ def run(
     wrote = [session.wrote(path) for path in outputs if path is not None]
     if (verdict := history.verdict) is not None:
         session.code = HURT if verdict.hurt else session.code
-        session.say(f"epoch {history.kept_epoch} kept; {verdict}", "bold" if verdict.hurt else "")
+        session.say(f"{history.kept} kept; {verdict}", "bold" if verdict.hurt else "")
     return {
         "domain_file": str(out),
         "wrote": wrote,
@@ -134,9 +142,9 @@ def run(
     }
 
 
-def _keep(text: str) -> Literal["last", "best"]:
-    if text not in ("last", "best"):
-        raise OptionError(f"--keep {text!r} is not one of last, best; needed: which epoch to keep. Choose one.")
+def _keep(text: str | None) -> "Keep | None":
+    if text not in (None, "last", "best", "safe"):
+        raise OptionError(f"--keep {text!r} is not one of last, best, safe; needed: which epoch to keep. Choose one.")
     return text  # type: ignore[return-value]
 
 

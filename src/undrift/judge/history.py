@@ -52,7 +52,7 @@ class History:
         steps: one row per step.
         surveys: one pass over the domain after each epoch, by epoch; 0 is the source network.
         verdict: the label-free verdict; None while the run is not finished.
-        kept_epoch: the epoch whose state the model has.
+        kept_epoch: the epoch whose state the model has; 0 is the source network.
         bad_images: indices of images with NaN or infinity, which were skipped.
         bad_steps: steps left out because loss or gradient was not finite.
         lone_batches: batches of one image that were left out.
@@ -60,7 +60,7 @@ class History:
         model: the network that was adapted; not part of what is saved.
         views: with `answer_views="auto"`, the views that passed the test, over which `predict` averages; else None.
         processes: how many adapted it together; `exchanged`: the bytes that each gave to the others per step.
-        note: what the method did otherwise because of what the network returns, as a sentence; "" if nothing.
+        note: what the method did otherwise because of the network, as sentences; "" if nothing.
     """
 
     steps: tuple[HistoryRow, ...] = ()
@@ -82,6 +82,11 @@ class History:
         """The means of each epoch's steps."""
         return tuple(_mean(list(rows)) for _, rows in groupby(self.steps, key=lambda row: row.epoch))
 
+    @property
+    def kept(self) -> str:
+        """What the model has, in words: the state of an epoch, or the source network."""
+        return f"epoch {self.kept_epoch}" if self.kept_epoch or not self.steps else "source network"
+
     def __str__(self) -> str:
         names = [f.name for f in dataclasses.fields(HistoryRow)]
         lines = ["".join(f"{name:>11}" for name in names)]
@@ -102,7 +107,7 @@ class History:
         if self.processes > 1:
             lines.append(f"{self.processes} processes, {self.exchanged:,} bytes exchanged per process and step")
         if self.verdict is not None:
-            lines.append(f"epoch {self.kept_epoch} kept; {self.verdict}")
+            lines.append(f"{self.kept} kept; {self.verdict}")
         return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook shows
@@ -124,7 +129,8 @@ class History:
             warn(" ".join(found))
         if self.idle_steps and not self.steps:
             warn(
-                f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
+                self.note
+                or f"the likelihood asked nothing of any of {self.idle_steps} batches, so no step was made; it has to "
                 "return a number for some. Look at its thresholds."
             )
         if self.verdict is not None:

@@ -73,11 +73,14 @@ class Verdict:
         before: the source network's answers.
         after: the adapted network's.
         helping: estimated accuracy of both on a sample of the images; None while a run is not finished.
+        put_back: whether the source was put back because of this verdict (`keep="safe"`), so that the model answers as
+            it did before.
     """
 
     before: Survey
     after: Survey
     helping: Helping | None = None
+    put_back: bool = False
 
     @property
     def agreement(self) -> float | None:
@@ -110,8 +113,12 @@ class Verdict:
             facts += f", {self.agreement:.0%} as the source network says"
         if self.stability is not None:
             facts += f", {self.stability:.0%} as the epoch before"
-        collapse = f"{self._judgement()}: {facts}."
-        return collapse if self.helping is None else f"{collapse}\n{self.helping}."
+        lines = [f"{self._judgement()}: {facts}."]
+        if self.helping is not None:
+            lines.append(f"{self.helping}.")
+        if self.put_back:
+            lines.append("The source network was put back: the model answers as it did before.")
+        return "\n".join(lines)
 
     __repr__ = __str__  # what a notebook shows
 
@@ -119,18 +126,25 @@ class Verdict:
         """Return the verdict as plain JSON values."""
         plain = {"before": asdict(self.before), "after": asdict(self.after)}
         helping = None if self.helping is None else self.helping.as_dict()
-        return {**plain, "helping": helping, "collapsed": self.collapsed, "sentence": str(self)}
+        said = {"collapsed": self.collapsed, "put_back": self.put_back, "sentence": str(self)}
+        return {**plain, "helping": helping, **said}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> "Verdict":
-        """Return what `as_dict` wrote; files of earlier versions have no estimate."""
+        """Return what `as_dict` wrote; files of earlier versions have no estimate, and put nothing back."""
         helping = plain.get("helping")
         before, after = (Survey(**plain[name]) for name in ("before", "after"))
-        return cls(before, after, None if helping is None else Helping.from_dict(helping))
+        helped = None if helping is None else Helping.from_dict(helping)
+        return cls(before, after, helped, plain.get("put_back", False))
 
     def warn(self) -> None:
-        """Warn if the network collapsed."""
-        if self.collapsed:
+        """Warn if the network collapsed, or the source was put back."""
+        if self.put_back:
+            warn(
+                f'{self}\nLower the learning rate (adapt_lr), train fewer epochs, or give more images; keep="last" '
+                "keeps the adapted network all the same."
+            )
+        elif self.collapsed:
             warn(
                 f"{self}\nAnswers should stay about as diverse as the domain is; do not use this model unless nearly "
                 "all images truly are of so few classes. Lower the learning rate (adapt_lr), train fewer epochs, take "

@@ -190,6 +190,11 @@ class Nrc(Remembering):
         one_sided: A of a neighbour whose own nearest do not include i.
         ring: weight of the neighbours' neighbours.
         epsilon: constant under the logarithm.
+        least_agreement: learn nothing where fewer pairs of neighbours have the same answer before the first step. A
+            network whose answers are mostly wrong teaches them to the neighbours.
+
+    Attributes:
+        agreement: the share of such pairs; None before they are counted, or if nothing asks for it.
 
     Examples:
         >>> Nrc(neighbours=2, second_neighbours=3, late_neighbours=None, late_second_neighbours=None).most()
@@ -203,14 +208,54 @@ class Nrc(Remembering):
     one_sided: float = 0.1
     ring: float = 0.1
     epsilon: float = 1e-5
+    least_agreement: float = 0.0
+    agreement: float | None = field(init=False, repr=False, default=None)
 
     def most(self) -> int:
         """Return one more than the largest K or M, as the first found is the image itself."""
         late = (self.late_neighbours, self.late_second_neighbours)
         return 1 + max(self.neighbours, self.second_neighbours, *(n or 0 for n in late))
 
-    def __call__(self, logits: Tensor, step: Step) -> Tensor:
-        """Return the loss of one batch."""
+    @property
+    def note(self) -> str:
+        """Say why nothing is learned, if so."""
+        if self.agreement is None or self.agreement >= self.least_agreement:
+            return ""
+        return (
+            f"{self.agreement:.0%} of neighbouring images have the same answer, and undrift learns from neighbours "
+            f"where {self.least_agreement:.0%} do. So no step was made: norm statistics alone, if there are any, have "
+            "adapted. least_agreement=0 learns all the same."
+        )
+
+    def refresh(self, model: Perturbed, batches: Batches) -> None:
+        """Fill the banks, and count how many neighbours agree, before the first epoch only."""
+        if self._network != model.key.ident:
+            super().refresh(model, batches)
+            self.agreement = self._agreement() if self.least_agreement else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed adaptation needs: the banks, and how many neighbours agreed."""
+        state = super().state_dict()
+        return state if self.agreement is None else {**state, "agreement": self.agreement}
+
+    def load_state_dict(self, state: dict[str, Any], model: Perturbed) -> None:
+        """Go on from a state; `model` is the network that was restored with it."""
+        super().load_state_dict(state, model)
+        self.agreement = state.get("agreement")  # missing in older files
+
+    def _agreement(self) -> float:
+        """Return the share of neighbours that have the answer of the image, over up to 1,024 images."""
+        features, probs, absent = self.banks.tensors()
+        seen = (absent == 0).nonzero()[:, 0]
+        some = seen[:: -(-len(seen) // 1024)]
+        near = self.banks.nearest(features[some], self.neighbours + 1)[:, 1:]
+        answers = probs.argmax(1)
+        return float((answers[near] == answers[some, None]).double().mean())
+
+    def __call__(self, logits: Tensor, step: Step) -> Tensor | None:
+        """Return the loss of one batch; None where too few neighbours agree."""
+        if self.agreement is not None and self.agreement < self.least_agreement:
+            return None
         places, features, p = self.batch(logits, step)
         self.banks.write(places, features, p.detach())
         first = _now(self.neighbours, self.late_neighbours, step)

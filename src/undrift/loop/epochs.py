@@ -103,6 +103,10 @@ class Run:
         self.surveys.describe_domain(self._failed)
         self.surveys.settle_helping(self._failed)
         history = self.history()
+        assert history.verdict is not None
+        if self.plan.keep == "safe" and history.verdict.hurt:
+            self.surveys.put_source_back()
+            history = self.history()
         # Anew, as what a pack said of itself before is over: the day it was made, too.
         images = self.images.data.size - len(history.bad_images)
         set_facts(self.model, images=images, verdict=str(history.verdict))
@@ -221,11 +225,12 @@ class Run:
     def history(self) -> History:
         """Return what happened so far."""
         kept = self.surveys.best_epoch if self.plan.keep_best and self.finished else self.epoch
+        verdict = self.surveys.verdict(kept) if self.finished else None
         return History(
             tuple(self.rows),
             dict(self.surveys.found),
-            self.surveys.verdict(kept) if self.finished else None,
-            kept,
+            verdict,
+            0 if self.surveys.put_back else kept,
             tuple(sorted(self.images.bad)),
             self.bad_steps,
             self.lone_batches,
@@ -234,6 +239,7 @@ class Run:
             self.surveys.views,
             ranks.world_size(),
             self.sent // max(1, self.sent_steps),
+            getattr(self.likelihood, "note", ""),
         )
 
     # What is saved and said on the way out ----------------------------------------------------------------------

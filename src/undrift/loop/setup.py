@@ -33,7 +33,7 @@ from undrift.system.validate import a_type, instead_of, not_negative
 if TYPE_CHECKING:
     from undrift.packs.collection import Packs
 
-Keep = Literal["last", "best"]
+Keep = Literal["last", "best", "safe"]
 
 
 def require_perturbed(model: nn.Module, verb: str) -> Perturbed:
@@ -71,15 +71,21 @@ class EpochPlan:
     """How `adapt` goes through the images; made by `epoch_plan`.
 
     Attributes:
-        keep_best: whether the epoch that the verdict likes best is kept, instead of the last.
+        keep: the epoch that is kept: "last", "best" by the verdict, or "safe": the last, but the source where the
+            verdict says that adaptation hurt.
         checkpoint: the file to write after each epoch, and every `checkpoint_steps` steps.
     """
 
     epochs: int
     batch_size: int
-    keep_best: bool
+    keep: Keep
     checkpoint: str | os.PathLike[str] | None
     checkpoint_steps: int | None
+
+    @property
+    def keep_best(self) -> bool:
+        """Whether the state of the epoch that the verdict likes best is kept."""
+        return self.keep == "best"
 
 
 def epoch_plan(
@@ -112,7 +118,7 @@ def epoch_plan(
         raise OptionError("; ".join(problems) + ". `help(undrift.adapt)` says what each is.")
     if checkpoint is not None:
         atomic.check(checkpoint)
-    return EpochPlan(epochs, batch_size, keep == "best", checkpoint, checkpoint_steps)
+    return EpochPlan(epochs, batch_size, keep, checkpoint, checkpoint_steps)
 
 
 @dataclass(frozen=True)

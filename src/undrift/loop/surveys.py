@@ -18,7 +18,7 @@ from undrift.posterior.batch import to_device
 from undrift.posterior.kept_statistics import keep_statistics
 from undrift.posterior.layers import evaluating
 from undrift.posterior.perturbed import Perturbed
-from undrift.posterior.state import keeping_noise, one_pass, restore, snapshot
+from undrift.posterior.state import keeping_noise, one_pass, restore, restore_source, snapshot
 from undrift.system.randomness import Randomness
 
 
@@ -31,6 +31,7 @@ class Surveys:
         best_epoch: the epoch whose state is `best`; 0 if none is kept.
         views: the views that were found safe; None if they were not tested.
         helping: whether adaptation helped; None before `settle_helping`.
+        put_back: whether the source was put back after that.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Surveys:
         self.best_epoch, self.best = 0, dict[str, Tensor]()
         self.views: tuple[str, ...] | None = None
         self.helping: Helping | None = None
+        self.put_back = False
         self._sample = Sample(images.looked_at.size, epochs * images.looked_at.size, model.key)
 
     def look_at_source(self, failed: Failed) -> None:
@@ -131,9 +133,15 @@ class Surveys:
             named = self.model.options.answer_views or None
             self.helping = compare(self.model, batches, named if self.views is None else self.views)
 
+    def put_source_back(self) -> None:
+        """Restore the source, and answer without noise or views: what it answered before, it answers again."""
+        restore_source(self.model)
+        self.model.options = self.model.options.replace(test_samples=0, answer_views=())
+        self.put_back, self.views = True, None if self.views is None else ()
+
     def verdict(self, epoch: int) -> Verdict:
         """Return the verdict on the network of an epoch."""
-        return Verdict(self.found[0], self.found[epoch], self.helping)
+        return Verdict(self.found[0], self.found[epoch], self.helping, self.put_back)
 
     def _survey(self, ask: Callable[[Tensor], Tensor], failed: Failed) -> tuple[Survey, Tensor]:
         # A look changes nothing: neither the noise nor the order of what comes after it.

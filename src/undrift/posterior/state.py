@@ -161,6 +161,20 @@ def restore(model: Perturbed, state: Mapping[str, Tensor]) -> None:
     forget_noise_seen(model)
 
 
+@torch.no_grad()
+def restore_source(model: Perturbed) -> None:
+    """Restore the source's weights and norm statistics; the noise stays, and the mean network is the source."""
+    model.settle()
+    for held in (*model.norms, *model.trained):
+        for name, own in held.tensors().items():
+            source = held.away[name]
+            if own is not None and source is not None:
+                own.copy_(source)
+    for change in model.changes():
+        change.left.zero_()
+    forget_noise_seen(model)
+
+
 def forget_noise_seen(model: Perturbed) -> None:
     """Forget whether kept statistics have seen noise, because others took their place."""
     for policy in model.norms:

@@ -55,6 +55,7 @@ class Method:
         variants: settings by name, such as its authors' values for ImageNet.
         by_loop: what differs in one of its loops, as settings; the row itself is for all others.
         small: what differs for a network with fewer than `SMALL` weights, as settings.
+        keep: the epoch that `adapt` keeps, if the caller names none.
         positions: what differs for a network that answers each pixel or label, as settings; empty if nothing does.
         note: a sentence about a choice that was made for the network.
         given: settings that its variant or its loop names.
@@ -77,6 +78,7 @@ class Method:
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     by_loop: Mapping[Loop, Mapping[str, object]] = field(default_factory=dict)
     small: Mapping[str, object] = field(default_factory=dict)
+    keep: Literal["last", "best", "safe"] = "last"
     positions: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
     given: Mapping[str, object] = field(default_factory=dict)

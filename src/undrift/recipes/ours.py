@@ -6,8 +6,8 @@ classifier.
 
 Values of streams were chosen on development corruptions (speckle noise, Gaussian blur, saturate; severity 5) with
 WRN-40-2 on CIFAR-10, ResNeXt-29 on CIFAR-100 and ResNet-50 on ImageNet; those over epochs on one development task,
-PACS's cartoon → art painting, and the rate of small networks on digits, scans → MNIST: benchmarks/NOTES.md, "The
-undrift recipe".
+PACS's cartoon → art painting, and those of small networks on digits and CIFAR-10: benchmarks/NOTES.md, "The undrift
+recipe", and benchmarks/small_networks.py.
 """
 
 from functools import partial
@@ -40,8 +40,10 @@ _OVER_EPOCHS: dict[str, object] = {
     "answer": "samples",
     "answer_views": "auto",
     "step_views": "auto",
-    # SHOT's rate for networks that were trained from scratch; 1e-3 is for those that began with ImageNet's weights.
-    "small": {"adapt_lr": 1e-2},
+    "keep": "safe",
+    # SHOT's rate for networks that were trained from scratch; 1e-3 is for those that began with ImageNet's weights. A
+    # small network may be too weak to learn from itself: benchmarks/small_networks.py chose the agreement.
+    "small": {"adapt_lr": 1e-2, "likelihood": partial(Nrc, statistics_first=True, least_agreement=0.75)},
 }
 
 # Where each pixel or label has an answer: neighbours are whole images, so steps lower the entropy of the answers. Maps

@@ -48,6 +48,7 @@ def of_history(history: "History", seen: Recording | None = None, tallies: tuple
     trouble = [
         (history.bad_images, f"{len(history.bad_images):,} images with NaN or infinity were skipped."),
         (history.bad_steps, f"{history.bad_steps:,} steps were not made, as loss or gradient was not finite."),
+        (verdict is not None and verdict.put_back, "The source network was put back: it answers as it did before."),
     ]
     scored = None if tallies is None else _scored(tallies)
     shown = [

@@ -30,7 +30,8 @@ OFF: dict[str, object] = {
     "kl_mean": "gradient",
     "outputs": "softmax",
 }
-LATER = dict.fromkeys(("Nrc", "Aad", "Gsfda"), ("statistics_first",))  # of parts that were there before
+# Arguments that came later, of parts that were there before; off where they are False or 0.
+LATER = {"Nrc": ("statistics_first", "least_agreement"), "Aad": ("statistics_first",), "Gsfda": ("statistics_first",)}
 AVERAGED = ("moving", "train")  # statistics that have a momentum
 MOMENTUM = ("norm_momentum", "stream_norm_momentum")
 NOISE = (
