@@ -27,7 +27,8 @@ def images(seed: int = 99) -> torch.Tensor:
 def test_each_way_is_stored_answered_and_compared(tmp_path: Path) -> None:
     net, dark = network(), images() / 4
     source = snapshot(net)
-    model = undrift.adapt(net, dark, method="undrift", epochs=2, progress=False, adapt_lr=0.1).model
+    given = {"epochs": 2, "adapt_lr": 0.1, "least_agreement": 0.0}
+    model = undrift.adapt(net, dark, method="undrift", progress=False, **given).model
     assert model is not None
     labels = undrift.predict(model, dark, generator=0).label
     undrift.save(model, tmp_path / "a.safetensors", mean="exact")
