@@ -447,6 +447,7 @@ BLOCKS: dict[str, dict[str, Callable[[Request], str]]] = {
         "unattended": partial(of_script, "unattended"),
         "runs-answers": partial(of_script, "runs_by_views", part="answers_table"),
         "runs-signs": partial(of_script, "runs_by_views", part="signs_table"),
+        "small-streams": partial(of_script, "small_streams"),
     },
     "docs/how-to/segment.md": {"segmentation": partial(of_script, "segmentation")},
     "docs/explanation/packs.md": {

@@ -96,3 +96,15 @@ def test_streaming_contrast_gains_twenty_points_over_the_source() -> None:
     answers = [p.label for p in undrift.stream(model, images.split(200), likelihood=undrift.entropy, answer="before")]
     adapted = (torch.cat(answers) == labels).double().mean()
     assert adapted > source + 0.20
+
+
+@pytest.mark.parametrize(("norm", "noise", "rate"), [(nn.BatchNorm2d(4), 0.1, 0.03), (nn.GroupNorm(2, 4), 0.0, 0.01)])
+def test_a_stream_without_batch_norm_takes_small_steps_and_no_noise(norm: nn.Module, noise: float, rate: float) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5))
+    going = undrift.stream(net, [torch.rand(64, 3, 8, 8)])
+    assert (going.model.options.init_fraction, going.model.options.weights_lr) == (noise, rate)
+    assert len(next(going)) == 64
+    assert going.report.steps == 1
+    going.remove()
+    given = undrift.stream(net, [torch.rand(64, 3, 8, 8)], init_fraction=0.2)
+    assert given.model.options.init_fraction == 0.2

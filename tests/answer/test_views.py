@@ -111,6 +111,23 @@ def test_what_looks_alike_in_a_mirror_passes() -> None:
     assert passed(net, torch.rand(80, 3, 16, 16)) == ("mirror", "shift")
 
 
+@pytest.mark.parametrize(
+    ("mirrored", "shifted", "safe"),
+    [(12, 0, False), (12, 3, False), (12, 5, True), (7, 0, True), (16, 10, False)],  # of 50; the last below 70 %
+)
+def test_a_mirror_image_that_a_shift_contradicts_is_unsafe(mirrored: int, shifted: int, safe: bool) -> None:
+    label, sure = torch.arange(100) % 10, torch.where(torch.arange(100) < 50, 10.0, 1.0)[:, None]
+
+    def answers(changed: int) -> Tensor:
+        return sure * F.one_hot(torch.where(torch.arange(100) < changed, (label + 1) % 10, label), 10)
+
+    test = SafeViews(("mirror", "shift"))
+    test.look(answers(0), "mirror", answers(mirrored))
+    test.look(answers(0), "shift", answers(shifted))
+    assert test.passed is not None
+    assert ("mirror" in test.passed) == safe
+
+
 class Left(nn.Module):
     """Answers with the left column: what a mirror image is answered with stands in the right one."""
 
@@ -256,4 +273,5 @@ def test_images_whose_views_agree_cost_no_pass_more() -> None:
     saved = Teacher(prior_images=16).doubt(model, x, least=0.15)
     assert whole.views == saved.views == 0
     assert whole.counted == saved.counted > 0
-    assert len(passes) == 4 + 3  # the image and two views; in the first one, without the batch's statistics
+    # The image and two views each time; at first, those of the sign that statistics make answers worse, too.
+    assert len(passes) == 3 + (1 + 1 + 2) + 3

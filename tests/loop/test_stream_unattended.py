@@ -13,6 +13,7 @@ from support import convnet, images, same, snapshot
 from undrift import Stream
 from undrift._types import Doubt
 from undrift.likelihood import Teacher
+from undrift.loop.pacing import WORSE
 from undrift.loop.stream_report import StreamReport
 from undrift.stream import stream
 
@@ -123,6 +124,15 @@ def test_a_run_that_does_not_end_teaches_nothing_and_its_mistakes_neither() -> N
     assert going.report.steps == 0
     list(going)
     assert going.report.steps > 0
+
+
+def test_own_statistics_make_a_run_worse_and_a_hard_domain_no_worse() -> None:
+    def worse(x: Tensor) -> float:
+        return Teacher(prior_images=16).doubt(undrift.perturb(trained(), layers=()), x).worse
+
+    hard = mixed(128)[0] + 1.5 * torch.randn(128, 3, 8, 8, generator=seed())
+    assert worse(colours(torch.zeros(128, dtype=torch.long))) > 2 * WORSE
+    assert worse(hard) < WORSE
 
 
 def test_a_memory_needs_four_classes_for_a_step() -> None:

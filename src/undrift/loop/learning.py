@@ -15,7 +15,7 @@ from undrift.answer.views import SAME, ReversibleView
 from undrift.loop.balanced import BalancedGather
 from undrift.loop.gather import Gather
 from undrift.loop.online import OnlineSteps
-from undrift.loop.pacing import DOUBT, Pacing, answer_of_run, most_left
+from undrift.loop.pacing import Pacing, answer_of_run, limits
 from undrift.loop.step import NOTHING_ASKED
 from undrift.options import Answer, answering_draws
 from undrift.posterior.layers import evaluating
@@ -119,7 +119,8 @@ class Learning:
 
     def _sample(self, pacing: Pacing, likelihood: SelfPaced, images: Tensor) -> bool:
         """Return whether images are a sample of the domain."""
-        return pacing.sample(likelihood.doubt(self.model, images, DOUBT, most_left(pacing.runs)))
+        views, _, left = limits(pacing.runs)
+        return pacing.sample(likelihood.doubt(self.model, images, views, left))
 
     def _in_run(self, likelihood: SelfPaced, images: Tensor) -> Tensor:
         """Return probabilities for images whose classes come in runs: the source network's have a say, too."""

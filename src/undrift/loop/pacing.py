@@ -47,20 +47,23 @@ CALM = 10
 """So many steps without doubt end a time of runs in the report; every batch is judged by itself."""
 
 
-def misleading(doubt: Doubt, runs: bool = False) -> bool:
-    """Return whether images' own statistics mislead: whether they hide that the images are of few classes.
+def limits(runs: bool) -> tuple[float, float, float]:
+    """Return the least disagreement of views, the least that is worse, and the most that is left of labels' entropy.
 
     Args:
         runs: whether classes come in runs so far. Then half of the evidence is enough: a step on a run that is missed
             would make its statistics those of the domain.
     """
-    few = doubt.kept < most_left(runs) * doubt.counted
-    return few and doubt.views > DOUBT and doubt.worse > (0.5 if runs else 1.0) * WORSE
+    enough = 0.5 if runs else 1.0
+    return enough * DOUBT, enough * WORSE, 1 - enough * (1 - FEWER)
 
 
-def most_left(runs: bool) -> float:
-    """Return what part of the labels' entropy may be left of a batch in a run."""
-    return (1 + FEWER) / 2 if runs else FEWER
+def misleading(doubt: Doubt, runs: bool = False) -> bool:
+    """Return whether images' own statistics mislead: whether they hide that the images are of few classes."""
+    views, worse, left = limits(runs)
+    if not doubt.kept:  # one label for all of them: a run, or a network that cannot cope with the domain
+        views = DOUBT
+    return doubt.views > views and doubt.worse > worse and doubt.kept < left * doubt.counted
 
 
 def answer_of_run(source: Tensor, own: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class LayerStatistics:
         count = len(x)
         mean, var, scatter = _moments(x)
         worth = self._told((mean, var), scatter, count, prior) if count >= TELLING else self.worth
-        if how == "kept" and not early:
+        if how == "kept" and (not early or x.ndim == 2):
             self._answering = _mixed(self.rows[0], self.rows[1], worth)
             return self._answering
         rows = [torch.cat([kept, own[None]]) for kept, own in zip(self.rows, (mean, var), strict=True)]

@@ -12,6 +12,7 @@ from torch import nn
 from undrift._errors import OptionError
 from undrift._types import Keeper
 from undrift.options import Options, _suggest, answering_draws
+from undrift.system.private import BatchNorm
 
 Loop = Literal["stream", "adapt"]
 SMALL = 1_000_000  # weights; below it a network was trained from scratch, not on top of a large one
@@ -55,6 +56,7 @@ class Method:
         variants: settings by name, such as its authors' values for ImageNet.
         by_loop: what differs in one of its loops, as settings; the row itself is for all others.
         small: what differs for a network with fewer than `SMALL` weights, as settings.
+        unnormed: what differs for a network without batch norm, as settings.
         keep: the epoch that `adapt` keeps, if the caller names none.
         positions: what differs for a network that answers each pixel or label, as settings; empty if nothing does.
         note: a sentence about a choice that was made for the network.
@@ -78,6 +80,7 @@ class Method:
     variants: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     by_loop: Mapping[Loop, Mapping[str, object]] = field(default_factory=dict)
     small: Mapping[str, object] = field(default_factory=dict)
+    unnormed: Mapping[str, object] = field(default_factory=dict)
     keep: Literal["last", "best", "safe"] = "last"
     positions: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
@@ -129,11 +132,14 @@ class Method:
         return replace(self._changed(self.by_loop.get(loop, {})), by_loop={})
 
     def for_network(self, net: nn.Module) -> "Method":
-        """Return the method with the values for a network of that size."""
+        """Return the method with the values for a network of that size, and with such norm layers."""
+        found = self
         sized = (p for p in net.parameters() if not isinstance(p, nn.UninitializedParameter))  # lazy ones have no size
-        if not self.small or sum(p.numel() for p in sized) >= SMALL:
-            return self
-        return replace(self._changed(self.small), small={})
+        if self.small and sum(p.numel() for p in sized) < SMALL:
+            found = replace(found._changed(self.small), small={})
+        if self.unnormed and not any(isinstance(module, BatchNorm) for module in net.modules()):
+            found = replace(found._changed(self.unnormed), unnormed={})
+        return found
 
     def for_positions(self) -> "Method":
         """Return the method with the values for a network that answers each pixel or label."""
