@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
+from support import varied
 from undrift.answer.views import SafeViews
 from undrift.likelihood import Teacher
 
@@ -107,8 +108,20 @@ def test_letters_pass_a_shift_and_no_mirror_image() -> None:
 
 
 def test_what_looks_alike_in_a_mirror_passes() -> None:
-    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
-    assert passed(net, torch.rand(80, 3, 16, 16)) == ("mirror", "shift")
+    net, images = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)), torch.rand(80, 3, 16, 16)
+    assert passed(varied(net, images), images) == ("mirror", "shift")
+
+
+def test_answers_of_one_class_prove_nothing() -> None:
+    def test(*classes: int) -> SafeViews:
+        logits = 9 * torch.eye(10)[torch.tensor(classes).repeat(64)]
+        found = SafeViews(("mirror",))
+        found.look(logits, "mirror", logits)
+        return found
+
+    assert test(0).passed is None  # a run of zeros, which are zeros in a mirror, too
+    assert test(0, 1, 2, 3).passed == ("mirror",)
+    assert test(*[0] * 10).passed == ()  # more may not come
 
 
 @pytest.mark.parametrize(
@@ -148,7 +161,7 @@ def answered(logits: Tensor, of_mirror: Tensor) -> Tensor:
 
 def test_the_surest_half_decides_on_both_sides() -> None:
     sure, unsure = torch.tensor([9.0, 0.0]), torch.tensor([0.1, 0.0])
-    logits = torch.stack([sure] * 50 + [unsure] * 50)
+    logits = torch.stack([sure, sure.flip(0)] * 25 + [unsure, unsure.flip(0)] * 25)
     turned = torch.cat([logits[:50], -logits[50:]])  # only unsure answers turn
     assert "mirror" in (passed(Left(), answered(logits, turned)) or ())
     kept = 50 * 5 // 6  # of the surest half; of two classes a little more than that is needed
@@ -214,6 +227,7 @@ def test_any_stream_averages_its_answers_over_views(method: str) -> None:
 def test_a_stream_may_find_its_views_itself() -> None:
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
     batches = [torch.rand(40, 3, 16, 16) for _ in range(2)]
+    varied(net, torch.cat(batches))
 
     def stream(given: list[Tensor]) -> undrift.Stream:
         return undrift.stream(copy.deepcopy(net), given, method="tent-ft", answer_views="auto")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import undrift
 from online_support import corrected_prior
+from support import varied
 from undrift import methods
 from undrift.likelihood import Teacher
 
@@ -95,8 +96,8 @@ def test_the_average_forgets_by_images_not_by_batches() -> None:
 
 def test_views_are_tested_once_enough_images_came() -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    likelihood = Teacher()
-    going = undrift.stream(quiet(net), (torch.rand(24, 1, 8, 8) for _ in range(3)), likelihood)
+    likelihood, given = Teacher(), [torch.rand(24, 1, 8, 8) for _ in range(3)]
+    going = undrift.stream(quiet(varied(net, torch.cat(given))), given, likelihood)
     seen = [likelihood.views for _ in going]
     assert seen[:2] == [None, None]
     assert seen[2] is not None

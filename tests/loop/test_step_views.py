@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import undrift
-from support import same, snapshot
+from support import same, snapshot, varied
 
 pytestmark = pytest.mark.filterwarnings("ignore::undrift.UndriftWarning")
 
@@ -42,7 +42,8 @@ def sides(image: Tensor, far: int) -> dict[tuple[bool, int, int], Tensor]:
 
 def looked(images: Tensor, epochs: int = 1, **given: Any) -> tuple[Looking, undrift.History]:
     torch.manual_seed(0)
-    net = Looking()
+    net = varied(Looking(), images)
+    net.seen.clear()
     order = torch.Generator().manual_seed(1)
     history = undrift.adapt(net, images, epochs=epochs, batch_size=len(images), generator=order, **given)
     return net, history

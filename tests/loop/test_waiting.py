@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import undrift
 from adapt_support import small
-from support import convnet, images
+from support import convnet, images, varied
 from undrift.likelihood import Information
 from waiting_support import reads
 
@@ -85,7 +85,7 @@ def test_a_batch_of_a_stream_that_looks_after_itself(
     camera = [patterns(seed) for seed in range(3)]
     if agree:  # one colour all over an image, which no view changes
         camera = [x.mean((2, 3), keepdim=True).expand_as(x).clone() for x in camera]
-    s = undrift.stream(convnet(), camera, method=method, guard=False)
+    s = undrift.stream(varied(convnet(), torch.cat(camera)), camera, method=method, guard=False)
     next(s), next(s)
     with reads(monkeypatch) as seen:
         next(s)

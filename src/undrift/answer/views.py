@@ -19,7 +19,8 @@ AUTO = "auto"
 SURE = 0.5  # the part of the images that the test uses: the most confident ones
 AGREEMENT = 0.7  # photographs under severe corruptions keep 0.78 and more, mirrored digits 0.55 at most
 ABOVE_CHANCE = 2 / 3  # part of the way from chance to certainty: 0.7 of ten classes; mirrored digits keep 0.82 of two
-LEAST = 64  # images that the test needs before it calls a view safe
+LEAST, MOST = 64, 640  # images that the test needs before it calls a view safe; those that it waits for more classes
+VARIED = 0.5  # the part of the entropy of all classes that the answers must have
 POSITIONS = 4096  # pixels of an image that the test looks at, evenly spread
 CLEAR = 0.85  # from which on a mirror image needs no comparison: photographs mostly keep it, mirrored digits never
 UNLIKE = 3.0  # below it in runs of one class of photographs, above it for digits (benchmarks/runs_by_views.py)
@@ -146,6 +147,9 @@ class SafeViews:
     that is unsure of everything passes no view. With fewer than ten classes more must agree, because more do by chance:
     a part (2 + 1 / classes) / 3, which is 83 % of two classes.
 
+    One class in a run of images, or one answer to everything, proves nothing: a mirrored zero is a zero. So the answers
+    must have half of the entropy of all classes, or of ten; without that in 640 images, no view passes.
+
     Of shapes that a network hardly knows, such as blurred digits, mirror images may agree as often. So below 85 % those
     fail that change more than three times as many labels as a small shift does.
 
@@ -159,15 +163,18 @@ class SafeViews:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self._found: dict[str, list[Tensor]] = {name: [] for name in names}
-        self._classes = 0
+        self._labels = torch.zeros(0)  # how often each class was the answer; of pixels only how many classes there are
 
     def look(self, logits: Tensor, view: str, logits_of_view: Tensor) -> None:
         """Take in the answers to a batch and to its view."""
         p, q = logits.float().softmax(1), logits_of_view.float().softmax(1)
-        self._classes = p.shape[1]
+        if not len(self._labels):
+            self._labels = torch.zeros(p.shape[1])
         if p.ndim > 2:
             self._found[view].append(_by_class(p, q).cpu())
             return
+        if view == self.names[0]:
+            self._labels = self._labels + p.argmax(1).cpu().bincount(minlength=p.shape[1])
         columns = p.amax(1), q.amax(1), (p.argmax(1) == q.argmax(1)).float()
         self._found[view].append(torch.stack([c.reshape(len(c), -1).mean(1) for c in columns], 1).detach().cpu())
 
@@ -189,12 +196,22 @@ class SafeViews:
 
     @property
     def passed(self) -> tuple[str, ...] | None:
-        """The views that passed; None while too few images were seen."""
+        """The views that passed; None while too few images were seen, or too few classes in them."""
         if self.seen < LEAST:
             return None
-        by_chance = 1 / self._classes if self._classes else 0.0
+        if not self._varied:
+            return () if self.seen >= MOST else None
+        by_chance = 1 / len(self._labels) if len(self._labels) else 0.0
         needed = max(AGREEMENT, by_chance + ABOVE_CHANCE * (1 - by_chance))
         return tuple(name for name in self.names if self.agreement(name) >= needed and not self._unlike(name))
+
+    @property
+    def _varied(self) -> bool:
+        """Whether the answers are of several classes; pixels are mostly background, and count by class."""
+        if not self._labels.sum():
+            return True
+        part = self._labels / self._labels.sum()
+        return float(torch.special.entr(part).sum()) >= VARIED * math.log(min(len(part), 10))
 
     def _unlike(self, name: str) -> bool:
         """Return whether mirror images are of another kind, by what a small shift of the images changes."""
@@ -205,12 +222,12 @@ class SafeViews:
     def state(self) -> dict[str, Tensor]:
         """Return what was seen, for a run that goes on."""
         found = {name: torch.cat(found) for name, found in self._found.items() if found}
-        return {**found, "classes": torch.tensor(self._classes)} if found else {}
+        return {**found, "labels": self._labels} if found else {}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from a state."""
         self._found = {name: [state[name].cpu()] if name in state else [] for name in self.names}
-        self._classes = int(state["classes"]) if "classes" in state else 0  # missing in older files
+        self._labels = state["labels"].cpu() if "labels" in state else torch.zeros(0)  # missing in older files
 
 
 def _by_class(p: Tensor, q: Tensor) -> Tensor:
