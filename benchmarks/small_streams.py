@@ -7,7 +7,8 @@ other. Several of these networks answer most of the dark digits, or all of them,
 that for a run of the class.
 
 The bar: at most two points below the source network in every cell. Predicted: it holds; with batch norm `undrift` is
-within three points of norm statistics on every shift, and far above them in runs.
+within three points of norm statistics on every shift, and far above them in runs. Found: it misses three cells of 35,
+all without batch norm, where the source gets two thirds wrong; the perceptron takes bright digits for a run, with one seed to the end.
 
 Command:   python benchmarks/small_streams.py            about ten minutes on one core
            python benchmarks/small_streams.py --tiny     does everything run?
@@ -21,7 +22,7 @@ import copy
 import json
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from undrift_bench.bench.harness.measure import machine
 from undrift_bench.bench.harness.table import markdown
 
 METHODS = ("source", "norm-stats", "tent", "undrift", "undrift-light")
-TRAINED_ON, IMAGES, BATCH = 4000, 960, 64
+TRAINED_ON, IMAGES, BATCH, BAR = 4000, 960, 64, 2.0
 RUNS = "classes one after the other"
 
 
@@ -64,30 +65,20 @@ def error(net: nn.Module, images: Tensor, labels: Tensor, method: str, seed: int
     return float(torch.cat(wrong).double().mean()), [event.kind for event in going.report.events]
 
 
+def mean(seeds: Sequence[Mapping[str, Any]]) -> float:
+    """Return the mean error of the seeds of a cell, in percent."""
+    return 100 * statistics.fmean(seed["error"] for seed in seeds)
+
+
 def page(result: Mapping[str, Any]) -> str:
-    """Return the table of a record: error % of every network, shift and method."""
-    lines = []
-    for name, domains in result["networks"].items():
-        for domain, methods in domains.items():
-            cells = [f"{100 * statistics.fmean(seed['error'] for seed in methods[m]):.1f}" for m in METHODS]
-            lines.append([name, domain, *cells])
-    how = f"{result['hardware']}; torch {result['torch']}; {result['date']}; two seeds; {IMAGES} images of each."
-    return f"{markdown(['network', 'digits', *METHODS], lines)}\n\n({how})"
-
-
-def worst(result: Mapping[str, Any]) -> str:
-    """Return the cell in which `undrift` loses most against its source."""
-
-    def mean(methods: Mapping[str, Any], method: str) -> float:
-        return statistics.fmean(seed["error"] for seed in methods[method])
-
-    found = [
-        (mean(methods, "undrift") - mean(methods, "source"), f"{name}, {domain}")
-        for name, domains in result["networks"].items()
-        for domain, methods in domains.items()
-    ]
-    lost, where = max(found)
-    return f"worst against the source: {100 * lost:+.1f} points ({where})"
+    """Return the table of a record, and which cells miss the bar."""
+    cells = [(name, domain, found) for name, its in result["networks"].items() for domain, found in its.items()]
+    lines = [[name, domain, *(f"{mean(found[m]):.1f}" for m in METHODS)] for name, domain, found in cells]
+    lost = {f"{name}, {domain}": mean(found["undrift"]) - mean(found["source"]) for name, domain, found in cells}
+    missed = [f"{where} ({points:+.1f})" for where, points in lost.items() if points > BAR]
+    said = f"`undrift` misses the bar in {len(missed)} of {len(cells)} cells: {'; '.join(missed)}." if missed else ""
+    how = f"({result['hardware']}; torch {result['torch']}; {result['date']}; two seeds; {IMAGES} images of each.)"
+    return "\n\n".join(filter(None, [markdown(["network", "digits", *METHODS], lines), said, how]))
 
 
 def main() -> None:
@@ -122,7 +113,7 @@ def main() -> None:
             print(f"{name}, {domain}: {said} {rows['undrift'][0]['events']}", flush=True)
     if not asked.tiny:
         write_text(asked.results / "small_streams.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    print(page(result), worst(result), sep="\n\n")
+    print(page(result))
 
 
 if __name__ == "__main__":
