@@ -8,7 +8,8 @@ that for a run of the class.
 
 The bar: at most two points below the source network in every cell. Predicted: it holds; with batch norm `undrift` is
 within three points of norm statistics on every shift, and far above them in runs. Found: it misses three cells of 35,
-all without batch norm, where the source gets two thirds wrong; the perceptron takes bright digits for a run, with one seed to the end.
+all without batch norm, where the source gets two thirds wrong; the perceptron takes bright digits for a run, with one
+seed to the end.
 
 Command:   python benchmarks/small_streams.py            about ten minutes on one core
            python benchmarks/small_streams.py --tiny     does everything run?
