@@ -43,19 +43,18 @@ A run that is longer than the memory looks back leaves one there, and class and 
 FEW, SAME = 3.0, 4
 """What counts in a run (`answer_of_run`): a nat of entropy less is worth e³, and the source agreement to this power."""
 
-CALM = 10
-"""So many steps without doubt end a time of runs in the report; every batch is judged by itself."""
+AGAIN, CALM = 2, 10
+"""In a time of runs, so many batches without doubt in a row until one is a step, and until the time has ended."""
 
 
 def limits(runs: bool) -> tuple[float, float, float]:
     """Return the least disagreement of views, the least that is worse, and the most that is left of labels' entropy.
 
     Args:
-        runs: whether classes come in runs so far. Then half of the evidence is enough: a step on a run that is missed
-            would make its statistics those of the domain.
+        runs: whether classes come in runs so far. Then half of the evidence is enough, and answers that are no better:
+            a step on a run that is missed would make its statistics those of the domain.
     """
-    enough = 0.5 if runs else 1.0
-    return enough * DOUBT, enough * WORSE, 1 - enough * (1 - FEWER)
+    return (DOUBT / 2, 0.0, (1 + FEWER) / 2) if runs else (DOUBT, WORSE, FEWER)
 
 
 def misleading(doubt: Doubt, runs: bool = False) -> bool:
@@ -94,7 +93,7 @@ class Pacing:
         self.gather, self.balanced = Gather(ENOUGH), BalancedGather(ROOM)
         self.maps: bool | None = None
         self._few = 0  # small batches in a row
-        self._gathering, self._runs, self._calm = False, False, 0
+        self._gathering, self._runs, self._calm, self._again = False, False, 0, AGAIN
 
     def whole(self, images: Tensor) -> bool:
         """Return whether a batch is large enough for a step of its own."""
@@ -113,11 +112,14 @@ class Pacing:
         """Return whether images are a sample of the domain."""
         if not misleading(doubt, self._runs):
             self._calm += 1
+            if self._runs and self._calm < self._again:  # a missed run costs more than a missed step
+                return False
             if self._runs and self._calm >= CALM:
                 self._runs = False
                 self.report.event("balanced off", f"classes are mixed again, in {CALM} steps in a row")
             return True
         self._calm = 0
+        self._again = AGAIN if doubt.kept else 1  # as in `misleading`: it may be no run
         if not self._runs:
             self._runs = True
             few, many = math.exp(doubt.kept), math.exp(doubt.counted)
@@ -166,11 +168,11 @@ class Pacing:
         return {
             "waiting": self.gather.state()["waiting"],
             "memories": self.balanced.state()["memories"],
-            "stands": (self.maps, self._few, self._gathering, self._runs, self._calm),
+            "stands": (self.maps, self._few, self._gathering, self._runs, self._calm, self._again),
         }
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from a state."""
         self.gather.load(state, device)
         self.balanced.load(state, device)
-        self.maps, self._few, self._gathering, self._runs, self._calm = state["stands"]
+        self.maps, self._few, self._gathering, self._runs, self._calm, self._again = state["stands"]
