@@ -74,10 +74,12 @@ def summary(request: Request) -> str:
     """Return README's table: a few rows of one stream, and three numbers of each."""
     part = _stream("online-c10", request, "wrn40_2")
     rows = {row.name: row for row in part.rows if part.records(row)}
+    heading = f"**{part.bench.title}, {part.network.title}, {part.setting.title}.**"
+    if not rows:
+        return f"{heading} Not run yet."
     shown = [rows[name] for name in SUMMARY if name in rows]
     found = [record for row in shown for record in part.records(row)]
     lines = [[title(row), *(column.text(part.records(row)) for column in BRIEFLY)] for row in shown]
-    heading = f"**{part.bench.title}, {part.network.title}, {part.setting.title}.**"
     text = table(["method", *(column.title for column in BRIEFLY)], lines)
     return _block(
         heading,

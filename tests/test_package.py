@@ -110,7 +110,7 @@ probs = undrift.predict(model, images, samples=2).probs
 model.remove()
 undrift.load(net, "domain.safetensors").remove()
 answered = sum(len(p.label) for p in undrift.stream(net, images.split(4), method="tent"))
-print(undrift.judge.metrics.nll(probs, torch.zeros(8, dtype=torch.long)) > 0, answered)
+print(undrift.judge.metrics.scored(probs, torch.zeros(8, dtype=torch.long)).nll > 0, answered)
 import undrift.cli.adapt, undrift.cli.stream, undrift.cli.predict
 """
 

@@ -223,10 +223,11 @@ def test_advice_is_for_the_shell(run: Run, adapted: Path) -> None:
 
 def test_the_library_still_says_what_is_reworded() -> None:
     root = Path(undrift.__file__).parents[1]
-    page = ast.parse((root / "undrift" / "cli" / "shell_wording.py").read_text())
-    (words_of,) = (ast.literal_eval(node.value) for node in page.body if isinstance(node, ast.Assign))
+    page = ast.parse((root / "undrift" / "cli" / "session.py").read_text())
+    named = {ast.unparse(node.targets[0]): node.value for node in page.body if isinstance(node, ast.Assign)}
+    words_of = ast.literal_eval(named["ON_THE_SHELL"])
     assert len(words_of) > 20
-    text = "".join(path.read_text() for path in root.rglob("*.py") if path.name != "shell_wording.py")
+    text = "".join(path.read_text() for path in root.rglob("*.py") if path.name != "session.py")
     assert [words for words in words_of if words not in text] == []
 
 
