@@ -171,12 +171,13 @@ class SafeViews:
         if not len(self._labels):
             self._labels = torch.zeros(p.shape[1])
         if p.ndim > 2:
-            self._found[view].append(_by_class(p, q).cpu())
-            return
-        if view == self.names[0]:
-            self._labels = self._labels + p.argmax(1).cpu().bincount(minlength=p.shape[1])
-        columns = p.amax(1), q.amax(1), (p.argmax(1) == q.argmax(1)).float()
-        self._found[view].append(torch.stack([c.reshape(len(c), -1).mean(1) for c in columns], 1).detach().cpu())
+            found = _by_class(p, q)
+        else:
+            columns = p.amax(1), q.amax(1), (p.argmax(1) == q.argmax(1)).float()
+            found = torch.stack([c.reshape(len(c), -1).mean(1) for c in columns], 1).detach()
+            if view == self.names[0]:
+                self._labels = self._labels + p.argmax(1).cpu().bincount(minlength=p.shape[1])
+        self._found[view] = [torch.cat([*self._found[view], found.cpu()])]
 
     @property
     def seen(self) -> int:
