@@ -14,7 +14,7 @@ N₀ images, because the statistics of a few images erase the differences betwee
 
 Images of few classes are a fair sample of their domain for the first layers, which react to its colours and noise, but
 not for the last ones, which react to classes. If a batch should not count, it counts in the first half of the layers
-only.
+only. A layer without positions, as in a perceptron, reacts to classes from the start, and takes no such batch.
 """
 
 import copy
